@@ -1,0 +1,43 @@
+# One entry for everything: `make demo`, `make test`, `make bench`, `make lint`.
+# Every target makes what it needs (.venv, .criu) by itself.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: venv criu lint test soak bench demo proto clean
+.DEFAULT_GOAL := venv
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml scripts/make-venv.sh
+	@sh scripts/make-venv.sh $(PYTHON) $(VENV)
+	@touch $@
+
+criu: $(STAMP)
+	@$(BIN)/python -m scripts.fetch_criu
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m scripts.generate_proto --check
+
+test: $(STAMP) criu
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: $(STAMP) criu
+	$(BIN)/python -m pytest -m soak
+
+bench: $(STAMP)
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+demo: $(STAMP)
+	@$(BIN)/python -m scripts.demo
+
+proto: $(STAMP)
+	$(BIN)/python -m scripts.generate_proto
+
+clean:
+	rm -rf $(VENV) .criu .cache build dist *.egg-info

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Makes the virtual environment: make-venv.sh PYTHON VENV
+set -eu
+python=$1
+venv=$2
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "gpuimg needs Python 3.11 or newer and '$python' is not that; install it, or run: make PYTHON=/path/to/python3" >&2
+    exit 1
+fi
+if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing python3-venv"
+        apt-get -qq update && apt-get -qq install -y python3-venv >/dev/null
+    else
+        echo "the venv module is missing; install it first: apt-get install python3-venv" >&2
+        exit 1
+    fi
+fi
+echo "making $venv (once; takes about half a minute)"
+"$python" -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[s3,test,dev,bench]'
