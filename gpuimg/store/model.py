@@ -1,0 +1,200 @@
+"""The store's plain data: what checkpoints are and what the store's operations report.
+
+Sizes are in bytes, times in seconds since the epoch (UTC).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Layout(enum.IntEnum):
+    """How a file is cut into chunks (docs/store-format.md, "Recipe")."""
+
+    FIXED = 0
+    PAGES = 1
+
+
+class SourceKind(enum.IntEnum):
+    """What made a checkpoint."""
+
+    UNKNOWN = 0
+    DUMP = 1
+    CAPTURE = 2
+    IMPORT = 3
+    EXTRACT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of the checkpointed tree."""
+
+    pid: int
+    ppid: int
+    threads: int
+    comm: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a checkpoint came from; for people, never needed to restore."""
+
+    kind: SourceKind = SourceKind.UNKNOWN
+    hostname: str = ""
+    kernel: str = ""
+    criu_version: str = ""
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What taking a checkpoint did (proto/store.proto, Statistics)."""
+
+    raw_bytes: int = 0
+    new_bytes: int = 0
+    zero_bytes: int = 0
+    inline_bytes: int = 0
+    deduplicated_bytes: int = 0
+    coded_bytes: int = 0
+    raw_stored_bytes: int = 0
+    chunks: int = 0
+    new_chunks: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRef:
+    """A recipe segment of a file: its object id and the bytes of the file it describes."""
+
+    id: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint; either `data` is the whole file or `segments` describe it."""
+
+    name: str
+    size: int
+    layout: Layout
+    data: bytes
+    segments: tuple[SegmentRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStats:
+    """One line of `stats`."""
+
+    id: str
+    tags: tuple[str, ...]
+    created: float
+    files: int
+    raw_bytes: int
+    new_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds. `stored_bytes` counts packs and manifests, condemned packs included."""
+
+    raw_bytes: int
+    stored_bytes: int
+    unique_chunks: int
+    packs: int
+    condemned_packs: int
+    index_bytes: int
+    codecs: dict[str, CodecStats]
+    checkpoints: tuple[CheckpointStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodecStats:
+    """How much lies in the store under one codec."""
+
+    chunks: int
+    raw_bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What a collection did. Packs that wait are deleted by a later gc, when their leases have ended."""
+
+    deleted_packs: int
+    freed_bytes: int
+    condemned_packs: int
+    waiting_packs: int
+    rewritten_packs: int
+    removed_leftovers: int
+
+
+class FaultKind(enum.StrEnum):
+    """What is wrong; the expected diagnoses of tests/fixtures/broken-* use these names."""
+
+    DAMAGED_CHUNK = "damaged-chunk"
+    MISSING_CHUNK = "missing-chunk"
+    DAMAGED_RECIPE = "damaged-recipe"
+    DAMAGED_MANIFEST = "damaged-manifest"
+    DAMAGED_PACK = "damaged-pack"
+    DANGLING_TAG = "dangling-tag"
+    STALE_INDEX = "stale-index"
+    FOREIGN_FILE = "foreign-file"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault found by `verify`. `checkpoint`, `file` and `offset` are empty where it hurts none."""
+
+    kind: FaultKind
+    what: str
+    remedy: str
+    checkpoint: str = ""
+    file: str = ""
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The outcome of `verify`; the store is clean if there are no faults."""
+
+    checkpoints: int
+    packs: int
+    objects: int
+    raw_bytes: int
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What `repair` did. `hurt` names checkpoints that still lack data."""
+
+    packs: int
+    rebuilt_packs: int
+    salvaged_objects: int
+    lost_objects: int
+    set_aside: tuple[str, ...]
+    hurt: tuple[str, ...]
+
+
+class Change(enum.StrEnum):
+    """How a file differs between two checkpoints."""
+
+    EQUAL = "equal"
+    CHANGED = "changed"
+    ADDED = "added"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class FileDiff:
+    """One file of `diff A B`. `changed_bytes` counts bytes of B that are not at the same place in A;
+    `new_bytes` those that are nowhere in A's version of the file; `ranges` are (offset, length) in B."""
+
+    name: str
+    change: Change
+    size_a: int
+    size_b: int
+    changed_bytes: int
+    new_bytes: int
+    ranges: tuple[tuple[int, int], ...] = field(default=())
