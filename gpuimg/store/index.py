@@ -1,0 +1,290 @@
+"""The LMDB index: chunk id → place (docs/store-format.md, "Index").
+
+A cache of what the packs say. LMDB's rules that matter here: one environment per process and file
+(the store's registry sees to it), none across fork, the map must grow when it is full, and another
+process may have grown it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import lmdb
+import numpy as np
+
+from gpuimg.errors import GpuimgError, IndexBrokenError, NoSpaceError
+from gpuimg.store.files import describe_os_error
+from gpuimg.store.pack import OBJECT_HEADER_SIZE, PackInfo
+
+FORMAT = b"1"
+_INITIAL_MAP = 1 << 30
+_MAX_READERS = 1024
+_PLACE = struct.Struct(">IIQIIBBH")
+_PACK_VALUE = struct.Struct(">32sIQ")
+_NUMBER = struct.Struct(">I")
+# Magic and version in the first meta page, behind LMDB's page header.
+_LMDB_MAGIC = (0xBEEFC0DE).to_bytes(4, "little")
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """Where a chunk lies: pack number, ordinal in the pack, payload offset and lengths, coding."""
+
+    pack: int
+    ordinal: int
+    offset: int
+    stored: int
+    raw: int
+    codec: int
+    element_size: int
+    flags: int
+
+
+class PackEntry(NamedTuple):
+    """A pack the index knows: its id, number of objects and file size."""
+
+    id: bytes
+    objects: int
+    size: int
+
+
+class Index:
+    """The open index of one store.
+
+    Raises
+    ------
+    IndexBrokenError
+        By every method, when the files are unreadable or belong to another store.
+    """
+
+    def __init__(self, folder: Path, store_id: bytes, *, map_size: int = _INITIAL_MAP) -> None:
+        self.folder = folder
+        self._check_file()
+        umask = os.umask(0o077)
+        try:
+            self._env = lmdb.open(
+                str(folder),
+                map_size=map_size,
+                max_dbs=4,
+                max_readers=_MAX_READERS,
+                mode=0o600,
+                readahead=False,
+                meminit=False,
+            )
+        except lmdb.Error as error:
+            raise self._translate(error) from error
+        finally:
+            os.umask(umask)
+        try:
+            self._env.reader_check()
+            self._open_tables(store_id)
+        except lmdb.Error as error:
+            self._env.close()
+            raise self._translate(error) from error
+        except GpuimgError:
+            self._env.close()
+            raise
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _check_file(self) -> None:
+        """Refuse a file that LMDB would crash on rather than report."""
+        path = self.folder / "data.mdb"
+        try:
+            with path.open("rb") as stream:
+                head = stream.read(24)
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise describe_os_error(error, f"reading the index {path}") from error
+        if size and (size < 8192 or head[16:20] != _LMDB_MAGIC):
+            raise self._broken("its file is no LMDB database")
+
+    def _open_tables(self, store_id: bytes) -> None:
+        with self._env.begin() as txn:
+            info = self._env.info()
+            if (info["last_pgno"] + 1) * self._env.stat()["psize"] > (
+                self.folder / "data.mdb"
+            ).stat().st_size and info["last_txnid"] > 0:
+                raise self._broken("its file is cut short")
+            del txn
+        names = (b"meta", b"packs", b"pack_numbers", b"chunks")
+        self._meta, self._packs, self._numbers, self._chunks = (self._env.open_db(name) for name in names)
+
+        with self._env.begin() as txn:
+            owner, version = txn.get(b"store", db=self._meta), txn.get(b"format", db=self._meta)
+        if owner is None:
+            self._write(lambda txn: self._stamp(txn, store_id))
+        elif owner != store_id:
+            raise self._broken("it belongs to another store")
+        elif version != FORMAT:
+            raise self._broken("its format is not this gpuimg's")
+
+    def _stamp(self, txn: Any, store_id: bytes) -> None:
+        txn.put(b"store", store_id, db=self._meta)
+        txn.put(b"format", FORMAT, db=self._meta)
+        txn.put(b"epoch", secrets.token_bytes(16), db=self._meta)
+
+    def _broken(self, why: str) -> IndexBrokenError:
+        return IndexBrokenError(
+            f"the index in {self.folder} cannot be used: {why}",
+            remedy="run `gpuimg repair`, which rebuilds it from the packs",
+        )
+
+    def _translate(self, error: Exception) -> GpuimgError:
+        if isinstance(error, lmdb.DiskError) or "No space left" in str(error):
+            return NoSpaceError(
+                f"writing the index in {self.folder} failed: no space left on device",
+                remedy="free some space (for instance with `gpuimg gc`) and try again",
+            )
+        if isinstance(error, lmdb.ReadersFullError):
+            return IndexBrokenError(
+                f"more than {_MAX_READERS} readers use the index in {self.folder} at once",
+                remedy="wait until some of them have ended",
+            )
+        return self._broken(str(error))
+
+    def _read(self, action: Callable[[Any], T]) -> T:
+        """Run `action` in a read transaction, after another process grew the map if need be."""
+        while True:
+            try:
+                with self._env.begin(buffers=False) as txn:
+                    return action(txn)
+            except lmdb.MapResizedError:
+                self._env.set_mapsize(0)
+            except lmdb.Error as error:
+                raise self._translate(error) from error
+
+    def _write(self, action: Callable[[Any], T]) -> T:
+        """Run `action` in a synced write transaction; doubles the map and repeats when it is full."""
+        while True:
+            try:
+                with self._env.begin(write=True) as txn:
+                    return action(txn)
+            except lmdb.MapFullError:
+                self._env.set_mapsize(self._env.info()["map_size"] * 2)
+            except lmdb.MapResizedError:
+                self._env.set_mapsize(0)
+            except lmdb.Error as error:
+                raise self._translate(error) from error
+
+    def epoch(self) -> bytes:
+        """A token that changes whenever entries are removed."""
+        found: bytes = self._read(lambda txn: txn.get(b"epoch", db=self._meta))
+        return found
+
+    def contains(self, chunk_ids: Iterable[bytes]) -> list[bool]:
+        """Whether each chunk is known."""
+
+        def action(txn: Any) -> list[bool]:
+            return [txn.get(chunk_id, db=self._chunks) is not None for chunk_id in chunk_ids]
+
+        return self._read(action)
+
+    def lookup(self, chunk_ids: Iterable[bytes]) -> list[Place | None]:
+        """The place of each chunk, None where it is unknown."""
+
+        def action(txn: Any) -> list[Place | None]:
+            values = [txn.get(chunk_id, db=self._chunks) for chunk_id in chunk_ids]
+            return [Place._make(_PLACE.unpack(value)) if value else None for value in values]
+
+        try:
+            return self._read(action)
+        except struct.error:
+            raise self._broken("an entry has the wrong size") from None
+
+    def pack(self, number: int) -> PackEntry | None:
+        """The pack of that number."""
+        value = self._read(lambda txn: txn.get(_NUMBER.pack(number), db=self._packs))
+        return PackEntry._make(_PACK_VALUE.unpack(value)) if value else None
+
+    def packs(self) -> dict[int, PackEntry]:
+        """All packs by number."""
+
+        def action(txn: Any) -> dict[int, PackEntry]:
+            with txn.cursor(db=self._packs) as cursor:
+                return {
+                    _NUMBER.unpack(key)[0]: PackEntry._make(_PACK_VALUE.unpack(value))
+                    for key, value in cursor
+                }
+
+        try:
+            return self._read(action)
+        except struct.error:
+            raise self._broken("an entry has the wrong size") from None
+
+    def chunk_count(self) -> int:
+        """Number of chunks, recipe segments included."""
+        count: int = self._read(lambda txn: txn.stat(self._chunks)["entries"])
+        return count
+
+    def places(self) -> Iterator[tuple[bytes, Place]]:
+        """Every entry, in order of chunk id, from one snapshot."""
+        with self._env.begin() as txn, txn.cursor(db=self._chunks) as cursor:
+            for chunk_id, value in cursor:
+                yield chunk_id, Place._make(_PLACE.unpack(value))
+
+    def add_pack(self, info: PackInfo) -> None:
+        """Add a pack and its chunks; nothing happens if it is known."""
+        self._write(lambda txn: self._put_pack(txn, info))
+
+    def _put_pack(self, txn: Any, info: PackInfo) -> None:
+        if txn.get(info.id, db=self._numbers) is not None:
+            return
+        with txn.cursor(db=self._packs) as cursor:
+            number = _NUMBER.unpack(cursor.key())[0] + 1 if cursor.last() else 1
+        key = _NUMBER.pack(number)
+        txn.put(key, _PACK_VALUE.pack(info.id, len(info.toc), info.size), db=self._packs)
+        txn.put(info.id, key, db=self._numbers)
+        items = []
+        for ordinal, entry in enumerate(info.toc.tolist()):
+            offset, _, _, codec, element_size, flags, raw, stored, chunk_id, _, _ = entry
+            place = _PLACE.pack(
+                number, ordinal, offset + OBJECT_HEADER_SIZE, stored, raw, codec, element_size, flags
+            )
+            items.append((chunk_id, place))
+        items.sort()
+        with txn.cursor(db=self._chunks) as cursor:
+            cursor.putmulti(items)
+
+    def remove_packs(self, packs: dict[int, PackEntry], toc_ids: dict[int, list[bytes]]) -> None:
+        """Forget packs and those chunks that lie in them (not elsewhere), and renew the epoch."""
+
+        def action(txn: Any) -> None:
+            for number, entry in packs.items():
+                for chunk_id in toc_ids[number]:
+                    value = txn.get(chunk_id, db=self._chunks)
+                    if value is not None and _NUMBER.unpack_from(value)[0] == number:
+                        txn.delete(chunk_id, db=self._chunks)
+                txn.delete(_NUMBER.pack(number), db=self._packs)
+                txn.delete(entry.id, db=self._numbers)
+            txn.put(b"epoch", secrets.token_bytes(16), db=self._meta)
+
+        self._write(action)
+
+    def rebuild(self, infos: Iterable[PackInfo]) -> None:
+        """Replace everything by what these packs say, in one transaction."""
+        listed = list(infos)
+
+        def action(txn: Any) -> None:
+            for table in (self._packs, self._numbers, self._chunks):
+                txn.drop(table, delete=False)
+            for info in listed:
+                self._put_pack(txn, info)
+            txn.put(b"epoch", secrets.token_bytes(16), db=self._meta)
+
+        self._write(action)
+
+
+def toc_chunk_ids(info: PackInfo) -> list[bytes]:
+    """The chunk ids of a pack, in the order of its table of contents."""
+    ids = np.ascontiguousarray(info.toc["id"]).tobytes()
+    return [ids[i : i + 32] for i in range(0, len(ids), 32)]

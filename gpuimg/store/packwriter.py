@@ -1,0 +1,151 @@
+"""Writing packs: objects are gathered, written in large runs, sealed durably and indexed.
+
+A worker owns one writer at a time; full packs are sealed (fsync, rename, index) by a thread of
+their own, so that no worker waits for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gpuimg.store import files, pack
+from gpuimg.store.codec import Coding
+from gpuimg.store.hashing import NO_ID, checksum
+from gpuimg.store.index import Index
+from gpuimg.store.layout import StoreFolder
+
+_FLUSH_BYTES = 2 * 1024 * 1024
+_FLUSH_PARTS = 512
+_PADDING = [bytes(n) for n in range(pack.ALIGNMENT)]
+
+
+@dataclass(slots=True)
+class PackTotals:
+    """What a set of writers wrote: pack files' bytes."""
+
+    packs: int = 0
+    bytes: int = 0
+
+
+class PackWriter:
+    """One pack being written in tmp/."""
+
+    def __init__(self, folder: StoreFolder, store_id: bytes, lease: bytes) -> None:
+        self.folder = folder
+        self.header = pack.encode_pack_header(store_id, lease)
+        self.path = folder.temporary(f"{lease.hex()}-pack")
+        self.fd = files.create_private(self.path)
+        self.chunk_ids: list[bytes] = []
+        self.end = pack.HEADER_SIZE
+        self._written = 0
+        self._toc: list[bytes] = []
+        self._parts: list[bytes | memoryview] = [self.header]
+
+    @property
+    def full(self) -> bool:
+        return self.end >= pack.TARGET_SIZE
+
+    def add(self, chunk_id: bytes, raw_size: int, coding: Coding, payload: bytes | memoryview) -> None:
+        """Append an object. A memoryview payload must stay unchanged until `flush`."""
+        self.add_object(
+            pack.ObjectHeader(
+                chunk_id,
+                coding.codec,
+                coding.element_size,
+                0,
+                raw_size,
+                len(payload),
+                NO_ID,
+                checksum(payload),
+            ),
+            payload,
+        )
+
+    def add_object(self, header: pack.ObjectHeader, payload: bytes | memoryview) -> None:
+        """Append an object with its header as given."""
+        encoded = pack.encode_header(header)
+        self._toc.append(pack.toc_entry(self.end, encoded))
+        self.chunk_ids.append(header.id)
+        self._parts += (encoded, payload, _PADDING[-header.stored % pack.ALIGNMENT])
+        self.end += pack.object_size(header.stored)
+        if self.end - self._written >= _FLUSH_BYTES or len(self._parts) >= _FLUSH_PARTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything added so far to the kernel."""
+        parts: list[bytes | memoryview] = [part for part in self._parts if len(part)]
+        self._parts = []
+        while parts:
+            count = os.pwritev(self.fd, parts, self._written)
+            self._written += count
+            while parts and count >= len(parts[0]):
+                count -= len(parts.pop(0))
+            if count:
+                parts[0] = memoryview(parts[0])[count:]
+
+    def seal(self, index: Index) -> int:
+        """Make the pack durable, give it its name and index it; returns its size in bytes."""
+        toc_offset = self.end
+        tail, pack_id = pack.encode_tail(self.header, b"".join(self._toc), toc_offset)
+        self._parts.append(tail)
+        self.flush()
+        os.fsync(self.fd)
+        info = pack.read_pack(self.fd, self.header[16:32], pack_id)
+        os.close(self.fd)
+        self.fd = -1
+        target = self.folder.pack(pack_id)
+        files.make_folder(target.parent)
+        self.path.rename(target)
+        files.sync_folder(target.parent)
+        files.sync_folder(self.folder.packs)
+        index.add_pack(info)
+        return info.size
+
+    def abandon(self) -> None:
+        """Remove the unfinished pack."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+class Sealer:
+    """Seals full packs on a thread of its own. At most `_BACKLOG` packs wait."""
+
+    _BACKLOG = 4
+
+    def __init__(self, index: Index, sealed: Callable[[list[bytes]], None]) -> None:
+        self._index = index
+        self._sealed = sealed
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="gpuimg-seal")
+        self._waiting: list[Future[None]] = []
+        self.totals = PackTotals()
+
+    def submit(self, writer: PackWriter) -> None:
+        """Take over a writer. Raises what an earlier seal raised."""
+        self._waiting.append(self._executor.submit(self._seal, writer))
+        while len(self._waiting) > self._BACKLOG:
+            self._waiting.pop(0).result()
+
+    def _seal(self, writer: PackWriter) -> None:
+        try:
+            size = writer.seal(self._index)
+        except BaseException:
+            writer.abandon()
+            raise
+        self.totals.packs += 1
+        self.totals.bytes += size
+        self._sealed(writer.chunk_ids)
+
+    def finish(self) -> None:
+        """Wait until all is durable; raises what a seal raised."""
+        try:
+            while self._waiting:
+                self._waiting.pop(0).result()
+        finally:
+            self._executor.shutdown(wait=True)

@@ -1,0 +1,68 @@
+"""The fixed pool of slabs through which all bulk data moves.
+
+A slab is 2 MiB of anonymous memory. The free list is last-in first-out, so that a small working
+set stays in the caches and untouched slabs never become resident.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuimg.errors import StalledError
+
+SLAB_SIZE = 2 * 1024 * 1024
+SLABS = 48
+_STALL_SECONDS = 600.0
+
+
+class Slab:
+    """One buffer of the pool: `array` (uint8, SLAB_SIZE) and `view` are the same page-aligned memory."""
+
+    __slots__ = ("array", "memory", "view")
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, SLAB_SIZE)
+        self.view = memoryview(self.memory)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(self.memory, dtype=np.uint8)
+
+
+class Pool:
+    """At most `slabs` slabs, made when first needed."""
+
+    def __init__(self, slabs: int = SLABS) -> None:
+        self.size = slabs
+        self._left = slabs
+        self._free: deque[Slab] = deque()
+        self._condition = threading.Condition()
+
+    def acquire(self) -> Slab:
+        """A free slab; waits for one. Its contents are arbitrary."""
+        with self._condition:
+            while not self._free and not self._left:
+                if not self._condition.wait(_STALL_SECONDS):
+                    raise StalledError(
+                        f"no buffer became free for {_STALL_SECONDS:.0f} seconds",
+                        remedy="check that the disk and the program at the other end still make progress",
+                    )
+            return self._take()
+
+    def try_acquire(self) -> Slab | None:
+        """A free slab, or None if there is none now."""
+        with self._condition:
+            return self._take() if self._free or self._left else None
+
+    def release(self, slab: Slab) -> None:
+        with self._condition:
+            self._free.append(slab)
+            self._condition.notify()
+
+    def _take(self) -> Slab:
+        if self._free:
+            return self._free.pop()
+        self._left -= 1
+        return Slab()
