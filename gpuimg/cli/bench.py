@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gpuimg.cli import output
-from gpuimg.cli.context import ByteSize, State, command
+from gpuimg.cli.context import State, byte_size, command
 from gpuimg.errors import NoSpaceError, PermissionDeniedError
 
 
@@ -18,7 +18,7 @@ from gpuimg.errors import NoSpaceError, PermissionDeniedError
 )
 @click.option(
     "--size",
-    type=ByteSize(),
+    type=byte_size,
     metavar="SIZE",
     default="256MiB",
     show_default=True,

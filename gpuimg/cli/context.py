@@ -138,53 +138,45 @@ def command(
     return decorate
 
 
-class ByteSize(click.ParamType):
-    """A size such as 65536, 256K, 256KiB, 1MiB or 4GiB (powers of 1024)."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        text = str(value).strip().upper().removesuffix("IB").removesuffix("B")
-        shift = {"K": 10, "M": 20, "G": 30, "T": 40}.get(text[-1:], 0)
-        number = text[:-1] if shift else text
-        if not (number.isascii() and number.isdigit()):
-            self.fail(f"{value!r} is no size; write for instance 256KiB or 4GiB", param, ctx)
-        return int(number) << shift
+def byte_size(text: str) -> int:
+    """A size such as 65536, 256K, 256KiB, 1MiB or 4GiB (powers of 1024); a type of click options."""
+    short = text.strip().upper().removesuffix("IB").removesuffix("B")
+    shift = {"K": 10, "M": 20, "G": 30, "T": 40}.get(short[-1:], 0)
+    number = short[:-1] if shift else short
+    if not _is_number(number):
+        raise click.BadParameter(f"{text!r} is no size; write for instance 256KiB or 4GiB")
+    return int(number) << shift
 
 
-class NumberList(click.ParamType):
-    """A comma-separated list of file descriptors."""
-
-    name = "fds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
-        parts = str(value).split(",")
-        if not all(part.isascii() and part.isdigit() for part in parts):
-            self.fail(f"{value!r} is no list of file descriptors; write for instance 10,11,12", param, ctx)
-        return [int(part) for part in parts]
+def fd_list(text: str) -> list[int]:
+    """File descriptors, separated by commas; a type of click options."""
+    parts = text.split(",")
+    if not all(_is_number(part) for part in parts):
+        raise click.BadParameter(f"{text!r} is no list of file descriptors; write for instance 10,11,12")
+    return [int(part) for part in parts]
 
 
-class PairList(click.ParamType):
-    """A comma-separated list of LEFT:NUMBER pairs; `numbers` says whether LEFT is a number too."""
+def ext_files(text: str) -> list[tuple[str, int]]:
+    """Pairs NAME:FD, separated by commas; a type of click options."""
+    pairs = []
+    for part in filter(None, text.split(",")):
+        name, _, fd = part.rpartition(":")
+        if not name or not _is_number(fd):
+            raise click.BadParameter(f"{part!r} is not right; write for instance fs.tar:20")
+        pairs.append((name, int(fd)))
+    return pairs
 
-    name = "pairs"
 
-    def __init__(self, example: str, *, numbers: bool) -> None:
-        self.example = example
-        self.numbers = numbers
+def port_pairs(text: str) -> list[tuple[int, int]]:
+    """Pairs OLD:NEW of TCP ports, separated by commas; a type of click options."""
+    pairs = []
+    for part in filter(None, text.split(",")):
+        old, _, new = part.partition(":")
+        if not all(_is_number(port) and int(port) < 1 << 16 for port in (old, new)):
+            raise click.BadParameter(f"{part!r} is not right; write for instance 2000:3000")
+        pairs.append((int(old), int(new)))
+    return pairs
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        if isinstance(value, list):
-            return value
-        pairs: list[Any] = []
-        for part in filter(None, str(value).split(",")):
-            left, colon, right = part.rpartition(":")
-            good = colon and left and right.isascii() and right.isdigit()
-            if not good or (self.numbers and not (left.isascii() and left.isdigit())):
-                self.fail(f"{part!r} is not right; write for instance {self.example}", param, ctx)
-            pairs.append((int(left) if self.numbers else left, int(right)))
-        return pairs
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19

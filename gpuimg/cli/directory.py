@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gpuimg.cli import output
-from gpuimg.cli.context import STORE_ERRORS, NumberList, State, command
+from gpuimg.cli.context import STORE_ERRORS, State, command, fd_list
 from gpuimg.cli.progress import Reporter
 from gpuimg.cli.store import REFERENCE_ERRORS
 from gpuimg.errors import BadNameError, ImagesDirectoryError, MissingObjectError, NoSpaceError
@@ -42,7 +42,7 @@ def import_command(state: State, directory: Path, tag: str | None) -> None:
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--shard-fds",
-    type=NumberList(),
+    type=fd_list,
     metavar="FDS",
     help="Write the stream of criu-image-streamer to these descriptors instead, comma-separated.",
 )

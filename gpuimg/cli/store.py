@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuimg.cli import output
-from gpuimg.cli.context import STORE_ERRORS, ByteSize, State, command
+from gpuimg.cli.context import STORE_ERRORS, State, byte_size, command
 from gpuimg.errors import (
     AmbiguousReferenceError,
     DamagedError,
@@ -31,7 +31,7 @@ REFERENCE_ERRORS = (*STORE_ERRORS, UnknownReferenceError, AmbiguousReferenceErro
 )
 @click.option(
     "--chunk-size",
-    type=ByteSize(),
+    type=byte_size,
     metavar="SIZE",
     default="256KiB",
     show_default=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gpuimg.cli import output
-from gpuimg.cli.context import STORE_ERRORS, NumberList, PairList, State, command
+from gpuimg.cli.context import STORE_ERRORS, State, command, ext_files, fd_list, port_pairs
 from gpuimg.cli.store import REFERENCE_ERRORS
 from gpuimg.errors import (
     BadNameError,
@@ -30,7 +30,7 @@ _IMAGES_DIR = click.option(
 )
 _EXT_FILE_FDS = click.option(
     "--ext-file-fds",
-    type=PairList("fs.tar:20", numbers=False),
+    type=ext_files,
     metavar="NAME:FD,...",
     default="",
     help="Further files, each from (capture) or to (serve) an open pipe.",
@@ -88,7 +88,7 @@ def capture_command(
 @_EXT_FILE_FDS
 @click.option(
     "--tcp-listen-remap",
-    type=PairList("2000:3000", numbers=True),
+    type=port_pairs,
     metavar="OLD:NEW,...",
     default="",
     help="Restore listening TCP sockets on other ports.",
@@ -126,7 +126,7 @@ def serve_command(
 @click.option("--tag", metavar="NAME", help="Name the checkpoint.")
 @click.option(
     "--shard-fds",
-    type=NumberList(),
+    type=fd_list,
     metavar="FDS",
     default="0",
     show_default=True,
