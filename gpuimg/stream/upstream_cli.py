@@ -191,13 +191,13 @@ def _run(options: Options) -> None:
     for name, fd in options.ext_file_fds:
         if not pipes.is_pipe(fd):
             raise BadStreamError(f"external file {name} must be a pipe: fd {fd} is not a pipe")
-    # Duplicates, so that closing them leaves the interpreter's standard streams alone.
     try:
+        # A duplicate, so that closing it leaves stderr alone.
         progress = Progress(os.dup(2) if options.progress_fd is None else options.progress_fd)
         os.fstat(options.progress_fd if options.progress_fd is not None else 2)
-        shard_fds = options.shard_fds or [os.dup(1 if options.operation == "capture" else 0)]
     except OSError as error:
-        raise InputOutputError(f"a file descriptor is not open: {error.strerror}") from error
+        raise InputOutputError(f"the progress fd is not open: {error.strerror}") from error
+    shard_fds = options.shard_fds or [1 if options.operation == "capture" else 0]
     _OPERATIONS[options.operation](options, shard_fds, progress)
     progress.close()
 

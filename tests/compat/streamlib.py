@@ -113,7 +113,7 @@ def recv_exactly(connection: socket.socket, count: int) -> bytes:
 class Streamer:
     """One run of the executable."""
 
-    def __init__(self, operation, images_dir, shards, ext_files=(), options=(), stderr=None):
+    def __init__(self, operation, images_dir, shards, *, ext_files=(), options=(), stderr=None):
         progress, theirs = os.pipe()
         self.progress = progress
         ext = [f"{name}:{fd}" for name, fd in ext_files]
@@ -157,8 +157,8 @@ class Streamer:
 class Workflow:
     """Capture and serve (or extract) at once, joined by shards, as upstream's tests run them.
 
-    `relay` may put something between the two ends of a shard: it gets the index, the read end of capture's pipe
-    and the write end of serve's pipe, in a thread of its own.
+    `relay` may put something between the two ends of a shard: it gets the index, the read end of capture's
+    pipe and the write end of serve's pipe, in a thread of its own.
     """
 
     def __init__(self, directory, *, operation="serve", shards=4, ext_in=(), ext_out=(), relay=None):
@@ -173,8 +173,8 @@ class Workflow:
                 arguments = (index, inputs[index], write)
                 self.threads.append(threading.Thread(target=relay, args=arguments, daemon=True))
                 inputs[index] = read
-        self.capture = Streamer("capture", directory, outputs, ext_in)
-        self.consumer = Streamer(operation, directory, inputs, ext_out)
+        self.capture = Streamer("capture", directory, outputs, ext_files=ext_in)
+        self.consumer = Streamer(operation, directory, inputs, ext_files=ext_out)
         for thread in self.threads:
             thread.start()
         assert self.capture.line() == "socket-init"

@@ -270,7 +270,9 @@ def test_repeated_reads_and_early_closes_are_harmless(workflow):
 
 
 def test_a_failed_dump_is_not_taken_for_a_good_one(workflow):
-    """criu died before inventory.img: the stream is whole for upstream's tools, the status tells the truth."""
+    """criu died before inventory.img: the stream is whole for upstream's tools, the status tells the
+    truth.
+    """
     flow = workflow(operation="extract")
     flow.client.put("core-17.img", b"core")
     flow.client.put("pages-1.img", b"pages" * 1000)
