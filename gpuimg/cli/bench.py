@@ -50,16 +50,12 @@ def bench_command(state: State, size: int, data_set: str, directory: Path | None
         output.write_json(report)
         return
     output.write(f"{data_set}, {output.size(report.raw_bytes)}, stored in {output.size(report.stored_bytes)}")
-    output.write("")
-    output.table(
-        ("whole", ">seconds", ">MB/s"),
-        ((item.name, f"{item.seconds:.3f}", f"{item.rate / 1e6:.0f}") for item in report.whole),
-    )
-    output.write("")
-    output.table(
-        ("stage, one thread", ">seconds", ">MB/s", ">CPU s/GB"),
-        (
-            (item.name, f"{item.seconds:.3f}", f"{item.rate / 1e6:.0f}", f"{item.cpu_per_gb:.3f}")
-            for item in report.stages
-        ),
-    )
+    for title, timings in (("whole", report.whole), ("stage of the import, CPU", report.stages)):
+        output.write("")
+        output.table(
+            (title, ">seconds", ">MB/s", ">CPU s/GB"),
+            (
+                (item.name, f"{item.seconds:.3f}", f"{item.rate / 1e6:.0f}", f"{item.cpu_per_gb:.3f}")
+                for item in timings
+            ),
+        )
