@@ -84,7 +84,8 @@ def restore_command(
 ) -> int:
     """Bring the processes of the checkpoint REF back.
 
-    Without --detach, ends with the restored process and with its exit status.
+    Without --detach, ends with the restored process and with its exit status (128 and the signal's
+    number if a signal ended it).
     """
     from gpuimg.criu.restore import restore
 
@@ -94,4 +95,5 @@ def restore_command(
         output.write_json({"pid": result.pid, "exit_status": result.exit_status})
     elif detach:
         output.write(f"process {result.pid} runs")
-    return result.exit_status or 0
+    status = result.exit_status or 0
+    return status if status >= 0 else 128 - status
