@@ -84,14 +84,20 @@ class BadNameError(GpuimgError):
     name = "bad-name"
 
 
-class DamagedError(GpuimgError):
+class StoredDataError(GpuimgError):
+    """Stored data that cannot be had. `offset` is where in the file it is missing, if that is known."""
+
+    offset: int | None = None
+
+
+class DamagedError(StoredDataError):
     """Stored bytes are not what they were: chunk, pack, recipe or manifest."""
 
     exit_status = 9
     name = "damaged"
 
 
-class MissingObjectError(GpuimgError):
+class MissingObjectError(StoredDataError):
     """A chunk or pack that a checkpoint needs is not in the store."""
 
     exit_status = 10

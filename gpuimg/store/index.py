@@ -232,15 +232,20 @@ class Index:
             for chunk_id, value in cursor:
                 yield chunk_id, Place._make(_PLACE.unpack(value))
 
-    def add_pack(self, info: PackInfo) -> None:
-        """Add a pack and its chunks; nothing happens if it is known."""
-        self._write(lambda txn: self._put_pack(txn, info))
+    def add_pack(self, info: PackInfo, *, moves: bool = False) -> None:
+        """Add a pack and its chunks; nothing happens if it is known.
 
-    def _put_pack(self, txn: Any, info: PackInfo) -> None:
+        A chunk that is known elsewhere keeps its place, which marks of a collector may rest on, unless
+        the pack `moves` its chunks.
+        """
+        self._write(lambda txn: self._put_pack(txn, info, moves=moves))
+
+    def _put_pack(self, txn: Any, info: PackInfo, *, moves: bool = False) -> None:
         if txn.get(info.id, db=self._numbers) is not None:
             return
-        with txn.cursor(db=self._packs) as cursor:
-            number = _NUMBER.unpack(cursor.key())[0] + 1 if cursor.last() else 1
+        # Numbers are never used twice: readers keep descriptors by number.
+        number = _NUMBER.unpack(txn.get(b"next_pack", db=self._meta) or _NUMBER.pack(1))[0]
+        txn.put(b"next_pack", _NUMBER.pack(number + 1), db=self._meta)
         key = _NUMBER.pack(number)
         txn.put(key, _PACK_VALUE.pack(info.id, len(info.toc), info.size), db=self._packs)
         txn.put(info.id, key, db=self._numbers)
@@ -253,7 +258,7 @@ class Index:
             items.append((chunk_id, place))
         items.sort()
         with txn.cursor(db=self._chunks) as cursor:
-            cursor.putmulti(items)
+            cursor.putmulti(items, overwrite=moves)
 
     def remove_packs(self, packs: dict[int, PackEntry], toc_ids: dict[int, list[bytes]]) -> None:
         """Forget packs and those chunks that lie in them (not elsewhere), and renew the epoch."""

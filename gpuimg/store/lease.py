@@ -96,7 +96,7 @@ def _lock(path: Path, mode: int) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise BusyError(
                         f"another process has held {path} for {_LOCK_SECONDS:.0f} seconds",
-                        remedy="see which gc, repair or dump is running on this store, and try again after it",
+                        remedy="wait for the gc, repair or dump that runs on this store, and try again",
                     ) from None
                 time.sleep(_POLL_SECONDS)
         yield

@@ -87,8 +87,8 @@ class PackWriter:
             if count:
                 parts[0] = memoryview(parts[0])[count:]
 
-    def seal(self, index: Index) -> int:
-        """Make the pack durable, give it its name and index it; returns its size in bytes."""
+    def seal(self, index: Index, *, moves: bool = False) -> pack.PackInfo:
+        """Make the pack durable, give it its name and index it (Index.add_pack)."""
         toc_offset = self.end
         tail, pack_id = pack.encode_tail(self.header, b"".join(self._toc), toc_offset)
         self._parts.append(tail)
@@ -102,8 +102,8 @@ class PackWriter:
         self.path.rename(target)
         files.sync_folder(target.parent)
         files.sync_folder(self.folder.packs)
-        index.add_pack(info)
-        return info.size
+        index.add_pack(info, moves=moves)
+        return info
 
     def abandon(self) -> None:
         """Remove the unfinished pack."""
@@ -134,12 +134,12 @@ class Sealer:
 
     def _seal(self, writer: PackWriter) -> None:
         try:
-            size = writer.seal(self._index)
+            info = writer.seal(self._index)
         except BaseException:
             writer.abandon()
             raise
         self.totals.packs += 1
-        self.totals.bytes += size
+        self.totals.bytes += info.size
         self._sealed(writer.chunk_ids)
 
     def finish(self) -> None:

@@ -37,6 +37,7 @@ class Pool:
     def __init__(self, slabs: int = SLABS) -> None:
         self.size = slabs
         self._left = slabs
+        self._added = 0
         self._free: deque[Slab] = deque()
         self._condition = threading.Condition()
 
@@ -52,12 +53,26 @@ class Pool:
             return self._take()
 
     def try_acquire(self) -> Slab | None:
-        """A free slab, or None if there is none now."""
+        """A free slab as long as more than half of the pool is free or not yet made, else None."""
         with self._condition:
-            return self._take() if self._free or self._left else None
+            return self._take() if len(self._free) + self._left > self.size // 2 else None
+
+    def acquire_or_add(self) -> Slab:
+        """A free slab or, when there is none, one beyond the pool that goes when it is released.
+
+        For consumers that may all stand still while the one that matters needs a buffer.
+        """
+        with self._condition:
+            if self._free or self._left:
+                return self._take()
+            self._added += 1
+            return Slab()
 
     def release(self, slab: Slab) -> None:
         with self._condition:
+            if self._added:
+                self._added -= 1
+                return
             self._free.append(slab)
             self._condition.notify()
 

@@ -1,0 +1,552 @@
+"""Ingest: files in, a committed checkpoint out.
+
+A session holds a lease. Bytes flow through slabs: filled from a descriptor, cut into chunks, and
+handed to workers that hash them, look them up, code the new ones and append them to packs. Nothing is
+visible before :meth:`Session.commit` returns; an abandoned session leaves garbage for gc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from gpuimg.errors import BadNameError, GpuimgError
+from gpuimg.store import files, manifest
+from gpuimg.store.chunking import Cut, Cutter, layout_for, make_cutter
+from gpuimg.store.codec import RAW, Chooser
+from gpuimg.store.hashing import identify
+from gpuimg.store.index import Index
+from gpuimg.store.layout import Config, StoreFolder
+from gpuimg.store.lease import Lease, shared_lock
+from gpuimg.store.model import FileEntry, Layout, SegmentRef, Source, Statistics
+from gpuimg.store.packwriter import PackWriter, Sealer
+from gpuimg.store.pool import SLAB_SIZE, Pool, Slab
+from gpuimg.store.recipe import SEGMENT_ENTRIES, encode_segment
+from gpuimg.store.workers import Job, StageTimes, Workers, cores
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+    from gpuimg.store.checkpoint import Checkpoint
+
+Entry = tuple[int, bytes | None]
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Running statistics of one worker (see Statistics)."""
+
+    zero_bytes: int = 0
+    deduplicated_bytes: int = 0
+    coded_bytes: int = 0
+    raw_stored_bytes: int = 0
+    chunks: int = 0
+    new_chunks: int = 0
+
+
+class _Worker:
+    """What one worker thread owns: its pack, its counts and its stage times."""
+
+    def __init__(self) -> None:
+        self.writer: PackWriter | None = None
+        self.counts = _Counts()
+        self.stages = StageTimes()
+
+
+class RecipeBuilder:
+    """Puts the parts of one file, finished in any order, into recipe segments."""
+
+    def __init__(self) -> None:
+        self.segments: dict[int, SegmentRef] = {}
+        self._lock = threading.Lock()
+        self._parts: dict[int, list[Entry]] = {}
+        self._next_part = 0
+        self._next_segment = 0
+        self._entries: list[Entry] = []
+
+    def add(self, part: int, entries: list[Entry]) -> list[tuple[int, list[Entry]]]:
+        """Take part number `part`; returns the segments (number, entries) that are complete now."""
+        with self._lock:
+            self._parts[part] = entries
+            while (found := self._parts.pop(self._next_part, None)) is not None:
+                self._next_part += 1
+                self._append(found)
+            complete = []
+            while len(self._entries) > SEGMENT_ENTRIES:
+                complete.append(self._take_segment())
+            return complete
+
+    def finish(self) -> list[tuple[int, list[Entry]]]:
+        """The last segment, if any; all parts must have been added."""
+        with self._lock:
+            return [self._take_segment()] if self._entries else []
+
+    def _append(self, entries: list[Entry]) -> None:
+        for length, chunk_id in entries:
+            if chunk_id is None and self._entries and self._entries[-1][1] is None:
+                self._entries[-1] = (self._entries[-1][0] + length, None)
+            else:
+                self._entries.append((length, chunk_id))
+
+    def _take_segment(self) -> tuple[int, list[Entry]]:
+        number = self._next_segment
+        self._next_segment += 1
+        taken, self._entries = self._entries[:SEGMENT_ENTRIES], self._entries[SEGMENT_ENTRIES:]
+        return number, taken
+
+
+class FileIngest:
+    """One open file of a session. All stream files of a session are driven by one thread."""
+
+    def __init__(self, session: Session, name: str, layout: Layout, chunk_size: int) -> None:
+        self.name = name
+        self.size = 0
+        self.layout = layout
+        self.closed = False
+        self.recipe = RecipeBuilder()
+        self.chooser = Chooser()
+        self.inline: bytes | None = None
+        self.cutter: Cutter = make_cutter(layout, chunk_size)
+        self._session = session
+        self._parts = 0
+        self._slab: Slab | None = None
+        self._filled = 0
+        self._tail = b""
+
+    def fill(self, fd: int, limit: int | None = None) -> int:
+        """Read once from `fd`, at most `limit` bytes; returns the count, 0 at the end of the file.
+
+        BlockingIOError passes through; other OSErrors of the read become GpuimgErrors.
+        """
+        slab = self._open_slab()
+        end = SLAB_SIZE if limit is None else min(SLAB_SIZE, self._filled + limit)
+        try:
+            count = os.readv(fd, [slab.view[self._filled : end]])
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise files.describe_os_error(error, f"reading {self.name}") from error
+        self._advance(count)
+        return count
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes."""
+        view = memoryview(data).cast("B")
+        while view:
+            slab = self._open_slab()
+            count = min(len(view), SLAB_SIZE - self._filled)
+            slab.view[self._filled : self._filled + count] = view[:count]
+            view = view[count:]
+            self._advance(count)
+
+    def close(self) -> None:
+        """The file is complete."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.size <= manifest.INLINE_LIMIT:
+            slab = self._slab
+            self.inline = bytes(slab.view[: self._filled]) if slab else self._tail
+            self.drop()
+        elif self._slab or self._tail:
+            self._open_slab()
+            self._submit(last=True)
+
+    def drop(self) -> None:
+        """Give the slab back, and what is in it up."""
+        if self._slab:
+            self._session.forget_holder(self)
+            self._session.pool.release(self._slab)
+            self._slab = None
+
+    def spill(self) -> None:
+        """Hand over what can be cut and give the slab back; the rest moves to private memory."""
+        if self._slab:
+            self._submit(last=False)
+
+    def next_part(self) -> int:
+        """Numbers the parts handed to workers, in file order."""
+        self._parts += 1
+        return self._parts - 1
+
+    def _open_slab(self) -> Slab:
+        self._session.check()
+        if self._slab is None:
+            self._slab = self._session.slab_for(self)
+            self._filled = len(self._tail)
+            self._slab.view[: self._filled] = self._tail
+            self._tail = b""
+        return self._slab
+
+    def _advance(self, count: int) -> None:
+        self._filled += count
+        self.size += count
+        if self._filled == SLAB_SIZE:
+            self._submit(last=False)
+
+    def _submit(self, *, last: bool) -> None:
+        slab = self._slab
+        assert slab is not None
+        self._session.forget_holder(self)
+        self._slab = None
+        cuts, covered = self.cutter.cut(slab.array[: self._filled], last=last)
+        self._tail = bytes(slab.view[covered : self._filled])
+        self._session.submit_slab(self, self.next_part(), slab, cuts)
+
+
+class _SlabJob(Job):
+    """Processes one filled and cut slab."""
+
+    def __init__(self, session: Session, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
+        self.session = session
+        self.file = file
+        self.part = part
+        self.slab = slab
+        self.cuts = cuts
+
+    def run(self, worker: int) -> None:
+        try:
+            self.session.process(worker, self.file, self.part, self.slab, self.cuts)
+        finally:
+            self.session.pool.release(self.slab)
+
+    def cancel(self) -> None:
+        self.session.pool.release(self.slab)
+
+
+class _PathJob(Job):
+    """Reads the next slab of a regular file, queues itself again for the rest, processes the slab."""
+
+    def __init__(self, session: Session, file: FileIngest, path: Path) -> None:
+        self.session = session
+        self.file = file
+        self.path = path
+        self.fd = -1
+        self.tail = b""
+
+    def run(self, worker: int) -> None:
+        stages = self.session.workers_own[worker].stages
+        slab = self.session.pool.acquire()
+        try:
+            try:
+                with files.os_errors(f"reading {self.path}"), stages.measure("read"):
+                    filled, last = self._fill(slab)
+                self.file.size += filled - len(self.tail)
+                if last and self.file.size <= manifest.INLINE_LIMIT:
+                    self.file.inline = bytes(slab.view[:filled])
+                    self._close()
+                    return
+                with stages.measure("cut"):
+                    cuts, covered = self.file.cutter.cut(slab.array[:filled], last=last)
+            except BaseException:
+                self._close()
+                raise
+            self.tail = bytes(slab.view[covered:filled])
+            part = self.file.next_part()
+            # From here on another worker may run this job for the next slab.
+            if last:
+                self._close()
+            else:
+                self.session.workers.submit(self, first=True)
+            self.session.process(worker, self.file, part, slab, cuts)
+        finally:
+            self.session.pool.release(slab)
+
+    def cancel(self) -> None:
+        self._close()
+
+    def _fill(self, slab: Slab) -> tuple[int, bool]:
+        """Fill the slab behind the tail; returns the bytes in it and whether the file ends there."""
+        if self.fd < 0:
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        filled = len(self.tail)
+        slab.view[:filled] = self.tail
+        while filled < SLAB_SIZE:
+            count = os.readv(self.fd, [slab.view[filled:]])
+            if not count:
+                return filled, True
+            filled += count
+        return filled, False
+
+    def _close(self) -> None:
+        self.file.closed = True
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Session:
+    """One writer of a store; also a context manager that abandons what was not committed."""
+
+    def __init__(
+        self,
+        folder: StoreFolder,
+        config: Config,
+        index: Index,
+        *,
+        rescue: Callable[[list[FileEntry]], None],
+        load: Callable[[bytes], Checkpoint],
+        set_tag: Callable[[str, bytes], None],
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._index = index
+        self._rescue = rescue
+        self._load = load
+        self._set_tag = set_tag
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+        self._unsealed: set[bytes] = set()
+        self._files: dict[str, FileIngest] = {}
+        self._holders: dict[FileIngest, None] = {}
+        self._ended = False
+        with files.os_errors("taking a lease on the store"):
+            self._lease = Lease(folder)
+        self._epoch = index.epoch()
+        self.pool = Pool()
+        self._sealer = Sealer(index, self._sealed)
+        self.workers_own = [_Worker() for _ in range(cores())]
+        self.workers = Workers(len(self.workers_own))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    # Files
+
+    def file(self, name: str) -> FileIngest:
+        """Open a new file of the checkpoint.
+
+        Raises
+        ------
+        BadNameError
+            The name is not allowed, or the session has a file of that name.
+        """
+        manifest.check_name(name)
+        if name in self._files:
+            raise BadNameError(
+                f"the file {name} arrived twice", remedy="give every file of a checkpoint a name of its own"
+            )
+        file = FileIngest(self, name, layout_for(name), self._config.chunk_size)
+        self._files[name] = file
+        return file
+
+    def add_path(self, name: str, path: Path) -> None:
+        """Add a regular file; it is read while other calls go on, at the latest in commit."""
+        self.check()
+        self.workers.submit(_PathJob(self, self.file(name), path))
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes taken in so far; grows while the session makes progress."""
+        return sum(file.size for file in list(self._files.values()))
+
+    @property
+    def stages(self) -> StageTimes:
+        """CPU seconds of the workers so far, by stage."""
+        total = StageTimes()
+        for own in self.workers_own:
+            total.add(own.stages)
+        return total
+
+    def check(self) -> None:
+        """Raise what made the session fail, if anything did."""
+        failure = self.workers.failure
+        if isinstance(failure, OSError):
+            raise files.describe_os_error(failure, "writing to the store") from failure
+        self.workers.check()
+
+    # Slabs
+
+    def slab_for(self, file: FileIngest) -> Slab:
+        """A slab for a stream file. Half of the pool stays free for the workers: when too many files
+        hold one, the file that has waited longest spills."""
+        if len(self._holders) >= self.pool.size // 2:
+            next(iter(self._holders)).spill()
+        slab = self.pool.acquire()
+        self._holders[file] = None
+        return slab
+
+    def forget_holder(self, file: FileIngest) -> None:
+        self._holders.pop(file, None)
+
+    def submit_slab(self, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
+        self.workers.submit(_SlabJob(self, file, part, slab, cuts))
+
+    # Work, on the workers' threads
+
+    def process(self, worker: int, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
+        """Hash, look up, code and write the chunks of one slab, and put them into the file's recipe."""
+        own = self.workers_own[worker]
+        with own.stages.measure("hash"):
+            ids = [
+                None if cut.zero else identify(slab.view[cut.offset : cut.offset + cut.length])
+                for cut in cuts
+            ]
+        with own.stages.measure("look"):
+            fresh = self._claim([chunk_id for chunk_id in ids if chunk_id is not None])
+        counts = own.counts
+        for cut, chunk_id in zip(cuts, ids, strict=True):
+            if chunk_id is None:
+                counts.zero_bytes += cut.length
+                continue
+            counts.chunks += 1
+            if chunk_id in fresh:
+                fresh.remove(chunk_id)
+                counts.new_chunks += 1
+                self._store(own, chunk_id, slab, cut, file.chooser)
+            else:
+                counts.deduplicated_bytes += cut.length
+        self._flush(own)
+        entries = [(cut.length, chunk_id) for cut, chunk_id in zip(cuts, ids, strict=True)]
+        for number, segment in file.recipe.add(part, entries):
+            file.recipe.segments[number] = self._store_segment(own, segment)
+
+    def _claim(self, ids: list[bytes]) -> set[bytes]:
+        """Those of the ids that neither the store nor this session has; they are this caller's to write."""
+        with self._lock:
+            mine = set(ids) - self._unsealed
+            self._unsealed |= mine
+        wanted = list(mine)
+        known = [
+            chunk_id for chunk_id, found in zip(wanted, self._index.contains(wanted), strict=True) if found
+        ]
+        if known:
+            with self._lock:
+                self._unsealed.difference_update(known)
+            mine.difference_update(known)
+        return mine
+
+    def _store(self, own: _Worker, chunk_id: bytes, slab: Slab, cut: Cut, chooser: Chooser) -> None:
+        with own.stages.measure("code"):
+            coding, payload = chooser.encode(slab.array[cut.offset : cut.offset + cut.length])
+        if payload is None:
+            own.counts.raw_stored_bytes += cut.length
+            data: bytes | memoryview = slab.view[cut.offset : cut.offset + cut.length]
+        else:
+            own.counts.coded_bytes += cut.length
+            data = payload
+        with own.stages.measure("write"):
+            self._writer(own).add(chunk_id, cut.length, coding, data)
+
+    def _store_segment(self, own: _Worker, entries: list[Entry]) -> SegmentRef:
+        data = encode_segment(entries)
+        chunk_id = identify(data)
+        if self._claim([chunk_id]):
+            with own.stages.measure("write"):
+                self._writer(own).add(chunk_id, len(data), RAW, data)
+        return SegmentRef(chunk_id, sum(length for length, _ in entries))
+
+    def _writer(self, own: _Worker) -> PackWriter:
+        if own.writer is None:
+            own.writer = PackWriter(self._folder, self._config.id, self._lease.id)
+        return own.writer
+
+    def _flush(self, own: _Worker) -> None:
+        """Write out what refers to the slab; hand a full pack over."""
+        if own.writer is None:
+            return
+        with own.stages.measure("write"):
+            own.writer.flush()
+        if own.writer.full:
+            writer, own.writer = own.writer, None
+            self._sealer.submit(writer)
+
+    def _sealed(self, chunk_ids: list[bytes]) -> None:
+        """The chunks are in the index now."""
+        with self._lock:
+            self._unsealed.difference_update(chunk_ids)
+
+    # The end
+
+    def commit(self, *, tag: str | None = None, source: Source | None = None) -> Checkpoint:
+        """Make everything durable and visible as a checkpoint, and move the tag to it.
+
+        Raises
+        ------
+        GpuimgError
+            Whatever failed; then there is no new checkpoint and the tag is where it was.
+        """
+        try:
+            with files.os_errors("committing the checkpoint"):
+                checkpoint_id = self._commit(tag, source or Source())
+        finally:
+            self.abandon()
+        return self._load(checkpoint_id)
+
+    def _commit(self, tag: str | None, source: Source) -> bytes:
+        unfinished = [file.name for file in self._files.values() if not file.closed]
+        self.workers.drain()
+        self.check()
+        unfinished = [name for name in unfinished if not self._files[name].closed]
+        if unfinished:
+            raise GpuimgError(f"the file {unfinished[0]} is not complete", remedy="close it before commit")
+        entries = [self._file_entry(file) for file in self._files.values()]
+        for own in self.workers_own:
+            if own.writer is not None:
+                writer, own.writer = own.writer, None
+                self._sealer.submit(writer)
+        self._sealer.finish()
+        data, checkpoint_id = manifest.encode(
+            store_id=self._config.id,
+            created=time.time_ns(),
+            nonce=secrets.token_bytes(16),
+            source=source,
+            statistics=self._statistics(entries),
+            files=entries,
+        )
+        with shared_lock(self._folder):
+            if self._index.epoch() != self._epoch:
+                self._rescue(entries)
+            temporary = self._folder.temporary(f"{self._lease.id.hex()}-manifest")
+            files.write_durably(self._folder.manifest(checkpoint_id), data, temporary)
+            if tag is not None:
+                self._set_tag(tag, checkpoint_id)
+        return checkpoint_id
+
+    def _file_entry(self, file: FileIngest) -> FileEntry:
+        if file.inline is not None:
+            return FileEntry(file.name, file.size, file.layout, file.inline, ())
+        for number, segment in file.recipe.finish():
+            file.recipe.segments[number] = self._store_segment(self.workers_own[0], segment)
+        segments = tuple(file.recipe.segments[number] for number in range(len(file.recipe.segments)))
+        return FileEntry(file.name, file.size, file.layout, b"", segments)
+
+    def _statistics(self, entries: list[FileEntry]) -> Statistics:
+        names = _Counts.__dataclass_fields__
+        sums = {name: sum(getattr(own.counts, name) for own in self.workers_own) for name in names}
+        return Statistics(
+            raw_bytes=sum(entry.size for entry in entries),
+            new_bytes=self._sealer.totals.bytes,
+            inline_bytes=sum(len(entry.data) for entry in entries),
+            seconds=time.monotonic() - self._start,
+            **sums,
+        )
+
+    def abandon(self) -> None:
+        """End the session; what was not committed is given up. May be called again."""
+        if self._ended:
+            return
+        self._ended = True
+        self.workers.close()
+        for file in self._files.values():
+            file.drop()
+        for own in self.workers_own:
+            if own.writer is not None:
+                own.writer.abandon()
+        with contextlib.suppress(GpuimgError, OSError):
+            self._sealer.finish()
+        with contextlib.suppress(OSError):
+            self._lease.release()

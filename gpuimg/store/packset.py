@@ -1,0 +1,89 @@
+"""The packs in a store's folder: reading them whole, catching the index up, bringing them back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from gpuimg.errors import DamagedError, NewerFormatError
+from gpuimg.store import files
+from gpuimg.store.context import Context
+from gpuimg.store.index import Index, toc_chunk_ids
+from gpuimg.store.layout import Config, StoreFolder, parse_id
+from gpuimg.store.model import FileEntry
+from gpuimg.store.pack import PackInfo, read_pack
+
+
+def load_pack(path: Path, config: Config, pack_id: bytes) -> PackInfo:
+    """Read the structure of a pack file.
+
+    Raises
+    ------
+    DamagedError, NewerFormatError, FileNotFoundError
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return read_pack(fd, config.id, pack_id)
+    finally:
+        os.close(fd)
+
+
+def catch_up(folder: StoreFolder, config: Config, index: Index) -> None:
+    """Index the packs that a crash kept out of the index. Hold the shared lock.
+
+    Damaged packs are left for `verify` and `repair`.
+    """
+    known = {entry.id for entry in index.packs().values()}
+    for pack_id in folder.list_packs():
+        if pack_id not in known:
+            with contextlib.suppress(DamagedError, NewerFormatError, FileNotFoundError):
+                index.add_pack(load_pack(folder.pack(pack_id), config, pack_id))
+
+
+def trashed(folder: StoreFolder) -> list[bytes]:
+    """Ids of the condemned packs."""
+    return [found for path in sorted(folder.trash.iterdir()) if (found := parse_id(path.name, ".pack"))]
+
+
+def rescue(context: Context, entries: list[FileEntry]) -> None:
+    """Bring back from the trash what these files need and the index lacks. Hold the shared lock.
+
+    The caller's lease keeps collectors from deleting what it may need.
+    """
+    segments = [ref for entry in entries for ref in entry.segments]
+    _rescue_chunks(context, [ref.id for ref in segments])
+    for ref in segments:
+        _rescue_chunks(context, context.reader.segment(ref).chunk_ids())
+
+
+def _rescue_chunks(context: Context, chunk_ids: list[bytes]) -> None:
+    known = context.index.contains(chunk_ids)
+    missing = {chunk_id for chunk_id, found in zip(chunk_ids, known, strict=True) if not found}
+    if not missing:
+        return
+    folder = context.folder
+    for pack_id in trashed(folder):
+        try:
+            info = load_pack(folder.trashed_pack(pack_id), context.config, pack_id)
+        except (DamagedError, NewerFormatError, FileNotFoundError):
+            continue
+        if missing.isdisjoint(toc_chunk_ids(info)):
+            continue
+        # Another committer may have brought it back a moment ago.
+        with contextlib.suppress(FileNotFoundError):
+            folder.trashed_pack(pack_id).rename(folder.pack(pack_id))
+        files.sync_folder(folder.pack(pack_id).parent)
+        files.sync_folder(folder.trash)
+        context.index.add_pack(info)
+        folder.waits(pack_id).unlink(missing_ok=True)
+    lost = [
+        chunk_id
+        for chunk_id, found in zip(missing, context.index.contains(missing), strict=True)
+        if not found
+    ]
+    if lost:
+        raise DamagedError(
+            f"{len(lost)} chunks that this checkpoint shares with others have vanished from the store",
+            remedy="take the checkpoint again; run `gpuimg verify` if this comes again",
+        )

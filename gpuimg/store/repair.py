@@ -1,0 +1,168 @@
+"""Saving what can be saved: damaged packs and manifests are set aside, good objects move to new packs,
+the index is made anew from the packs. Nothing is deleted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gpuimg.errors import DamagedError, GpuimgError, IndexBrokenError, NewerFormatError
+from gpuimg.store import codec, files
+from gpuimg.store.catalogue import Catalogue
+from gpuimg.store.context import Context
+from gpuimg.store.gc import only_collector
+from gpuimg.store.hashing import identify
+from gpuimg.store.index import Index
+from gpuimg.store.layout import Config, StoreFolder
+from gpuimg.store.lease import Lease, exclusive_lock
+from gpuimg.store.model import RepairReport
+from gpuimg.store.pack import ObjectHeader, PackInfo, scan_objects
+from gpuimg.store.packfiles import PackFiles
+from gpuimg.store.packset import load_pack
+from gpuimg.store.packwriter import PackWriter
+from gpuimg.store.reader import ChunkReader
+from gpuimg.store.verify import check_objects, verify
+
+
+@dataclass(slots=True)
+class _Findings:
+    rebuilt: int = 0
+    salvaged: int = 0
+    lost: int = 0
+    set_aside: list[str] = field(default_factory=list)
+
+
+def open_index(folder: StoreFolder, config: Config) -> Index:
+    """The index, made anew if its files cannot be used."""
+    try:
+        return Index(folder.index, config.id)
+    except IndexBrokenError:
+        for name in ("data.mdb", "lock.mdb"):
+            (folder.index / name).unlink(missing_ok=True)
+        return Index(folder.index, config.id)
+
+
+def repair(folder: StoreFolder, config: Config, index: Index) -> RepairReport:
+    """Bring a store into a state in which everything that is still whole can be used.
+
+    Raises
+    ------
+    BusyError
+        Another gc or repair runs.
+    """
+    catalogue = Catalogue(folder, config)
+    packs = PackFiles(folder, index)
+    context = Context(folder, config, index, packs, ChunkReader(index, packs), catalogue)
+    with files.os_errors("repairing the store"), only_collector(folder), exclusive_lock(folder):
+        for name in ("packs", "manifests", "tags", "leases", "trash", "damaged", "tmp", "index"):
+            files.make_folder(folder.root / name)
+        findings = _Findings()
+        infos = _repair_packs(context, findings)
+        _set_manifests_aside(folder, catalogue, findings)
+        index.rebuild(infos)
+        report = verify(context, quick=True)
+    packs.close()
+    hurt = {fault.checkpoint for fault in report.faults if fault.checkpoint}
+    return RepairReport(
+        packs=len(infos),
+        rebuilt_packs=findings.rebuilt,
+        salvaged_objects=findings.salvaged,
+        lost_objects=findings.lost,
+        set_aside=tuple(findings.set_aside),
+        hurt=tuple(sorted(hurt)),
+    )
+
+
+def _repair_packs(context: Context, findings: _Findings) -> list[PackInfo]:
+    """Check every pack; returns the structure of all that are whole or were rebuilt."""
+    folder = context.folder
+    infos = []
+    lease = Lease(folder)
+    try:
+        for pack_id in folder.list_packs():
+            path = folder.pack(pack_id)
+            try:
+                info = load_pack(path, context.config, pack_id)
+            except NewerFormatError:
+                continue
+            except DamagedError:
+                infos += _rebuild(context, path, lease, findings, None)
+                continue
+            damaged = check_objects(context, info).damaged
+            if damaged:
+                infos += _rebuild(context, path, lease, findings, len(info.toc))
+            else:
+                infos.append(info)
+    finally:
+        lease.release()
+    return infos
+
+
+def _rebuild(
+    context: Context, path: Path, lease: Lease, findings: _Findings, objects: int | None
+) -> list[PackInfo]:
+    """Copy the good objects of a damaged pack into a new one, then set the pack aside."""
+    writer = PackWriter(context.folder, context.config.id, lease.id)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for _, header, payload in scan_objects(fd):
+            if _is_good(header, payload):
+                writer.add_object(header, payload)
+        saved = len(writer.chunk_ids)
+        infos = []
+        # Durable before the damaged one moves.
+        if saved:
+            infos.append(writer.seal(context.index))
+        else:
+            writer.abandon()
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        os.close(fd)
+    findings.rebuilt += 1
+    findings.salvaged += saved
+    # Without its table of contents nobody knows how many objects the pack had.
+    findings.lost += max(objects - saved, 0) if objects is not None else 0
+    _set_aside(context.folder, path, findings)
+    return infos
+
+
+def _is_good(header: ObjectHeader, payload: bytes) -> bool:
+    target = np.empty(header.raw, dtype=np.uint8)
+    try:
+        codec.decode(header.codec, memoryview(payload), target)
+    except GpuimgError:
+        return False
+    return identify(target.data) == header.id
+
+
+def _set_manifests_aside(folder: StoreFolder, catalogue: Catalogue, findings: _Findings) -> None:
+    for checkpoint_id in catalogue.ids():
+        try:
+            catalogue.load(checkpoint_id)
+        except NewerFormatError:
+            continue
+        except DamagedError:
+            _set_aside(folder, folder.manifest(checkpoint_id), findings)
+    present = set(catalogue.ids())
+    tags = catalogue.tags()
+    for path in list(folder.tags.iterdir()):
+        if tags.get(path.name) not in present:
+            _set_aside(folder, path, findings)
+
+
+def _set_aside(folder: StoreFolder, path: Path, findings: _Findings) -> None:
+    target = folder.damaged / path.name
+    number = 1
+    while target.exists():
+        number += 1
+        target = folder.damaged / f"{path.name}.{number}"
+    shutil.move(path, target)
+    files.sync_folder(folder.damaged)
+    files.sync_folder(path.parent)
+    findings.set_aside.append(str(target.relative_to(folder.root)))

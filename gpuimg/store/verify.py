@@ -1,0 +1,282 @@
+"""Checking a store down to the bytes, and naming what every fault hurts."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuimg.errors import DamagedError, GpuimgError, NewerFormatError, StoredDataError
+from gpuimg.store import codec, files
+from gpuimg.store.context import Context
+from gpuimg.store.hashing import identify
+from gpuimg.store.index import toc_chunk_ids
+from gpuimg.store.layout import parse_id
+from gpuimg.store.manifest import Manifest
+from gpuimg.store.model import Fault, FaultKind, VerifyReport
+from gpuimg.store.pack import MAX_RAW, OBJECT_HEADER_SIZE, PackInfo, decode_header, entry_header
+from gpuimg.store.packset import load_pack
+from gpuimg.store.workers import cores, run_on_all_cores
+
+_REPAIR = "run `gpuimg repair`"
+_REPLACE = "take the checkpoint again, or bring the lost pack back from a backup and run `gpuimg repair`"
+Location = tuple[int, int]
+
+
+@dataclass(slots=True)
+class PackCheck:
+    """What a look at every object of one pack found: damaged ordinals with reasons, bytes decoded."""
+
+    raw_bytes: int = 0
+    damaged: dict[int, str] = field(default_factory=dict)
+
+
+def check_objects(context: Context, info: PackInfo) -> PackCheck:
+    """Read, decode and hash every object of a pack."""
+    check = PackCheck()
+    target = np.empty(MAX_RAW, dtype=np.uint8)
+    with context.folder.pack(info.id).open("rb", buffering=0) as stream:
+        for ordinal, entry in enumerate(info.toc):
+            header = entry_header(entry)
+            data = files.pread_exactly(
+                stream.fileno(), OBJECT_HEADER_SIZE + header.stored, int(entry["offset"])
+            )
+            out = target[: header.raw]
+            try:
+                if decode_header(data[:OBJECT_HEADER_SIZE]) != header:
+                    raise DamagedError("its header contradicts the table of contents")
+                codec.decode(header.codec, memoryview(data)[OBJECT_HEADER_SIZE:], out)
+                if identify(out.data) != header.id:
+                    raise DamagedError("its bytes do not match its hash")
+            except GpuimgError as error:
+                check.damaged[ordinal] = error.what
+            check.raw_bytes += header.raw
+    return check
+
+
+class _Verification:
+    """One run over the whole store."""
+
+    def __init__(self, context: Context, *, quick: bool) -> None:
+        self.context = context
+        self.quick = quick
+        self.faults: list[Fault] = []
+        self.objects = 0
+        self.raw_bytes = 0
+        self.packs = 0
+        self.checkpoints = 0
+        # Locations whose object is damaged or whose pack is lost, with the reason.
+        self.bad: dict[Location, str] = {}
+        self.bad_packs: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def run(self) -> VerifyReport:
+        self._check_foreign_files()
+        self._check_packs()
+        # Checkpoints are read after the packs: a fault in a pack is then named with what it hurts.
+        hurt: set[Location] = set()
+        for checkpoint_id in self.context.catalogue.ids():
+            hurt |= self._check_checkpoint(checkpoint_id)
+        for location in sorted(self.bad.keys() - hurt):
+            what = f"{self.bad[location]}; no checkpoint needs it"
+            self.faults.append(Fault(FaultKind.DAMAGED_CHUNK, what, _REPAIR))
+        self._check_tags()
+        return self.report()
+
+    def report(self) -> VerifyReport:
+        return VerifyReport(self.checkpoints, self.packs, self.objects, self.raw_bytes, tuple(self.faults))
+
+    def check_one(self, checkpoint_id: bytes) -> VerifyReport:
+        """Verify one checkpoint with the packs it lies in."""
+        manifest = self.context.catalogue.load(checkpoint_id)
+        self._check_packs(self._packs_of(manifest))
+        self._check_checkpoint(checkpoint_id)
+        return self.report()
+
+    def _packs_of(self, manifest: Manifest) -> set[int]:
+        numbers = set()
+        for entry in manifest.files:
+            for ref in entry.segments:
+                try:
+                    ids = [ref.id, *self.context.reader.segment(ref).chunk_ids()]
+                except StoredDataError:
+                    ids = [ref.id]
+                numbers |= {place.pack for place in self.context.index.lookup(ids) if place}
+        return numbers
+
+    def _check_foreign_files(self) -> None:
+        folder = self.context.folder
+        known = {folder.pack(pack_id) for pack_id in folder.list_packs()}
+        for path in folder.packs.rglob("*"):
+            if not path.is_dir() and path not in known:
+                self._foreign(path.relative_to(folder.root).as_posix())
+        for path in folder.manifests.iterdir():
+            if parse_id(path.name) is None:
+                self._foreign(path.relative_to(folder.root).as_posix())
+
+    def _foreign(self, name: str) -> None:
+        self.faults.append(
+            Fault(FaultKind.FOREIGN_FILE, f"{name} does not belong here", "see what it is and remove it")
+        )
+
+    def _check_packs(self, only: set[int] | None = None) -> None:
+        packs = {n: e for n, e in self.context.index.packs().items() if only is None or n in only}
+        work = iter(packs.items())
+
+        def step() -> bool:
+            with self._lock:
+                item = next(work, None)
+            if item is None:
+                return False
+            self._check_pack(item[0], item[1].id)
+            return True
+
+        run_on_all_cores(step, cores())
+        if only is None:
+            indexed = {entry.id for entry in packs.values()}
+            for pack_id in self.context.folder.list_packs():
+                if pack_id not in indexed:
+                    self._check_unindexed_pack(pack_id)
+
+    def _check_unindexed_pack(self, pack_id: bytes) -> None:
+        """A pack that a writer has just sealed is fine; one that could not be indexed is damaged."""
+        try:
+            load_pack(self.context.folder.pack(pack_id), self.context.config, pack_id)
+        except FileNotFoundError:
+            return
+        except (DamagedError, NewerFormatError) as error:
+            what = f"pack {pack_id.hex()[:16]}: {error.what}"
+            self.faults.append(Fault(FaultKind.DAMAGED_PACK, what, _REPAIR))
+
+    def _check_pack(self, number: int, pack_id: bytes) -> None:
+        name = f"pack {pack_id.hex()[:16]}"
+        try:
+            info = load_pack(self.context.folder.pack(pack_id), self.context.config, pack_id)
+        except FileNotFoundError:
+            # A collector may have condemned it since the index was read.
+            if self.context.index.pack(number) is not None:
+                self._bad_pack(number, f"{name} is lost")
+            return
+        except (DamagedError, NewerFormatError) as error:
+            self._bad_pack(number, f"{name}: {error.what}")
+            return
+        check = PackCheck() if self.quick else check_objects(self.context, info)
+        stale = self._stale_entries(number, info)
+        with self._lock:
+            self.packs += 1
+            self.objects += len(info.toc)
+            self.raw_bytes += check.raw_bytes
+            for ordinal, why in check.damaged.items():
+                offset = int(info.toc[ordinal]["offset"])
+                self.bad[number, ordinal] = f"the chunk in {name} at offset {offset} is damaged: {why}"
+            if stale:
+                what = f"the index does not match {name} in {stale} entries"
+                self.faults.append(Fault(FaultKind.STALE_INDEX, what, _REPAIR))
+
+    def _bad_pack(self, number: int, what: str) -> None:
+        with self._lock:
+            self.bad_packs[number] = what
+            self.faults.append(
+                Fault(FaultKind.DAMAGED_PACK, what, f"{_REPAIR}, which saves what is readable")
+            )
+
+    def _stale_entries(self, number: int, info: PackInfo) -> int:
+        """Entries that are missing, or that place a chunk of this pack wrongly."""
+        places = self.context.index.lookup(toc_chunk_ids(info))
+        wrong = 0
+        for ordinal, (place, entry) in enumerate(zip(places, info.toc, strict=True)):
+            if place is None:
+                wrong += 1
+            elif place.pack == number and place.ordinal == ordinal:
+                expected = (
+                    int(entry["offset"]) + OBJECT_HEADER_SIZE,
+                    int(entry["stored"]),
+                    int(entry["raw"]),
+                )
+                wrong += (place.offset, place.stored, place.raw) != expected
+        return wrong if self.context.index.pack(number) is not None else 0
+
+    def _check_checkpoint(self, checkpoint_id: bytes) -> set[Location]:
+        """Check that all of a checkpoint can be had; returns the bad locations it needs."""
+        name = checkpoint_id.hex()
+        try:
+            manifest = self.context.catalogue.load(checkpoint_id)
+        except (DamagedError, NewerFormatError) as error:
+            self.faults.append(
+                Fault(FaultKind.DAMAGED_MANIFEST, error.what, f"{_REPAIR} to set it aside", checkpoint=name)
+            )
+            return set()
+        except GpuimgError:
+            # Removed since the checkpoints were listed.
+            return set()
+        self.checkpoints += 1
+        hurt: set[Location] = set()
+        for entry in manifest.files:
+            offset = 0
+            for ref in entry.segments:
+                place = self.context.index.lookup([ref.id])[0]
+                try:
+                    if place and (place.pack, place.ordinal) in self.bad:
+                        hurt.add((place.pack, place.ordinal))
+                    segment = self.context.reader.segment(ref)
+                except StoredDataError as error:
+                    self.faults.append(
+                        Fault(FaultKind.DAMAGED_RECIPE, error.what, _REPLACE, name, entry.name, offset)
+                    )
+                    offset += ref.size
+                    continue
+                pieces = zip(segment.lengths.tolist(), segment.zero.tolist(), strict=True)
+                hurt |= self._check_chunks(name, entry.name, offset, list(pieces), segment.chunk_ids())
+                offset += ref.size
+        return hurt
+
+    def _check_chunks(
+        self, checkpoint: str, file: str, offset: int, pieces: list[tuple[int, bool]], ids: list[bytes]
+    ) -> set[Location]:
+        places = iter(zip(ids, self.context.index.lookup(ids), strict=True))
+        hurt: set[Location] = set()
+        for length, zero in pieces:
+            if not zero:
+                chunk_id, place = next(places)
+                if place is None:
+                    what = f"the chunk {chunk_id.hex()[:16]} is not in the store"
+                    self.faults.append(
+                        Fault(FaultKind.MISSING_CHUNK, what, _REPLACE, checkpoint, file, offset)
+                    )
+                elif (why := self.bad.get((place.pack, place.ordinal))) is not None:
+                    hurt.add((place.pack, place.ordinal))
+                    self.faults.append(
+                        Fault(FaultKind.DAMAGED_CHUNK, why, _REPLACE, checkpoint, file, offset)
+                    )
+                elif (why := self.bad_packs.get(place.pack)) is not None:
+                    self.faults.append(
+                        Fault(FaultKind.MISSING_CHUNK, why, _REPLACE, checkpoint, file, offset)
+                    )
+            offset += length
+        return hurt
+
+    def _check_tags(self) -> None:
+        ids = set(self.context.catalogue.ids())
+        tags = self.context.catalogue.tags()
+        for path in self.context.folder.tags.iterdir():
+            target = tags.get(path.name)
+            if target is None and path.exists():
+                what = f"the tag file {path.name} names no checkpoint"
+            elif (
+                target is not None and target not in ids and not self.context.folder.manifest(target).exists()
+            ):
+                what = f"the tag {path.name} points at checkpoint {target.hex()[:12]}, which is not there"
+            else:
+                continue
+            remedy = f"remove it with `gpuimg tag --delete {path.name}`"
+            self.faults.append(Fault(FaultKind.DANGLING_TAG, what, remedy))
+
+
+def verify(context: Context, checkpoint_id: bytes | None = None, *, quick: bool = False) -> VerifyReport:
+    """Check everything, or one checkpoint; `quick` leaves the chunks' bytes out."""
+    with files.os_errors("verifying the store"):
+        verification = _Verification(context, quick=quick)
+        if checkpoint_id is not None:
+            return verification.check_one(checkpoint_id)
+        return verification.run()
