@@ -21,7 +21,7 @@ from gpuimg.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpuimg.store import Store
+    from gpuimg.store.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -25,11 +25,17 @@ def import_command(state: State, directory: Path, tag: str | None) -> None:
 
     They become one checkpoint. The files may be images of CRIU or any others.
     """
-    from gpuimg.store.directory import import_directory
+    from gpuimg.store.directory import image_paths, import_directory
 
     with state.open_store() as store:
         with Reporter(state, "import") as reporter:
-            checkpoint = import_directory(store, directory, tag, progress=reporter)
+            total = sum(path.stat().st_size for path in image_paths(directory))
+            checkpoint = import_directory(
+                store,
+                directory,
+                tag=tag,
+                watch=lambda session: reporter.watch(lambda: session.raw_bytes, total),
+            )
         output.write_made(checkpoint, tag, as_json=state.as_json)
 
 
@@ -53,10 +59,10 @@ def export_command(state: State, ref: str, directory: Path | None, shard_fds: li
     """
     if (directory is None) == (shard_fds is None):
         raise click.UsageError("say where to: either a directory or --shard-fds")
-    with state.open_store() as store, Reporter(state, "export") as reporter:
+    with state.open_store() as store, Reporter(state, "export"):
         checkpoint = store.checkpoint(ref)
         if directory is not None:
-            checkpoint.export(directory, progress=reporter)
+            checkpoint.export(directory)
         elif shard_fds is not None:
             from gpuimg.stream.stored import export_shards
 

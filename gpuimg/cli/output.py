@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuimg.errors import InputOutputError
 
 if TYPE_CHECKING:
-    from gpuimg.store import Checkpoint
+    from gpuimg.store.checkpoint import Checkpoint
 
 
 class OutputClosedError(Exception):

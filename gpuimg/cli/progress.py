@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ INTERVAL = 0.1
 
 
 class Reporter:
-    """Tells how far a command has come; call it with bytes done and bytes in all (0 if unknown).
+    """Tells that a command runs, how far it has come where that is known, and how it ended.
 
     Lines: ``{"event": "start", "command": …}``; ``{"event": "progress", "done": …, "total": …}``, at most
     ten a second; ``{"event": "end", "seconds": …}`` or ``{"event": "error", "error": …}``.
@@ -31,8 +33,9 @@ class Reporter:
         self._fd = state.progress_fd
         self._bar: Progress | None = None
         self._wants_bar = self._fd is None and not state.as_json and sys.stderr.isatty()
-        self._next = 0.0
         self._started = 0.0
+        self._end = threading.Event()
+        self._poller: threading.Thread | None = None
 
     def __enter__(self) -> Reporter:
         self._started = time.monotonic()
@@ -43,18 +46,29 @@ class Reporter:
             self._bar.add_task(self._command, total=None)
         return self
 
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now < self._next and done != total:
+    def watch(self, done: Callable[[], int], total: int) -> None:
+        """Report from now on how many of `total` bytes are done."""
+        if self._fd is None and self._bar is None:
             return
-        self._next = now + INTERVAL
+
+        def poll() -> None:
+            while not self._end.wait(INTERVAL):
+                self._report(done(), total)
+
+        self._poller = threading.Thread(target=poll, name="progress", daemon=True)
+        self._poller.start()
+
+    def _report(self, done: int, total: int) -> None:
         self._line({"event": "progress", "done": done, "total": total})
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total or None)
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end.set()
+        if self._poller is not None:
+            self._poller.join()
         if self._bar is not None:
             self._bar.stop()
         if error is None:

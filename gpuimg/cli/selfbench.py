@@ -18,7 +18,8 @@ from gpuimg.cli.generate import PAGE_FILES, write_set
 from gpuimg.errors import NoSpaceError, PermissionDeniedError
 
 if TYPE_CHECKING:
-    from gpuimg.store import Session, Store
+    from gpuimg.store.ingest import Session
+    from gpuimg.store.store import Store
 
 _PIECE = 256 << 10
 
