@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import click
 
 from gpuimg import __version__
+from gpuimg.cli import output
 from gpuimg.cli.context import State, common_options
-from gpuimg.cli.output import OutputClosedError
 from gpuimg.errors import GpuimgError, UsageError
 
 COMMANDS: dict[str, str] = {
@@ -77,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = root.main(given, prog_name="gpuimg", standalone_mode=False, obj=State())
         return status if isinstance(status, int) else 0
-    except OutputClosedError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except output.OutputClosedError:
         return 141
     except (click.Abort, KeyboardInterrupt):
         print("gpuimg: interrupted", file=sys.stderr)
@@ -115,5 +114,5 @@ def _fail(error: GpuimgError, given: list[str]) -> int:
             print(json.dumps(report, ensure_ascii=False), flush=True)
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.abandon()
     return error.exit_status

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,11 +29,18 @@ def write(text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
+        abandon()
         raise OutputClosedError from None
     except OSError as error:
+        abandon()
         raise InputOutputError(
             f"standard output cannot be written: {error.strerror}", remedy="look at where it goes"
         ) from error
+
+
+def abandon() -> None:
+    """Let what standard output still buffers vanish, so that Python does not fail on it at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_json(value: object) -> None:
@@ -86,9 +95,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=1 << 14)
+    terminal = sys.stdout.isatty()
+    text = io.StringIO()
+    console = Console(
+        file=text, highlight=False, force_terminal=terminal, width=None if terminal else 1 << 14
+    )
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(
@@ -96,9 +107,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         )
     for row in rows:
         made.add_row(*(Text(printable(cell)) for cell in row))
-    with console.capture() as capture:
-        console.print(made)
-    write("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    console.print(made)
+    write("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
