@@ -7,10 +7,17 @@ forever. The tree is looked at while criu lives, since afterwards nothing ties t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from gpuimg.errors import InputOutputError
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 
 _END_SECONDS = 5.0
 
@@ -21,62 +28,75 @@ class Family:
     Parameters
     ----------
     criu
-        Its PID.
-    pidfile
-        Where criu writes the root task's PID; the root need not be a child of criu.
+        Its PID; it must be alive.
     """
 
-    def __init__(self, criu: int, pidfile: Path) -> None:
+    def __init__(self, criu: int) -> None:
         self._criu = criu
-        self._pidfile = pidfile
-        self._seen: set[tuple[int, int]] = set()
+        self._born = _birth(criu) or 0
+        self._seen: dict[int, int] = {}
 
     def look(self) -> None:
-        """Remember who is there now."""
-        table = _processes()
-        children: dict[int, list[int]] = {}
-        for pid, (parent, _) in table.items():
-            children.setdefault(parent, []).append(pid)
-        with contextlib.suppress(OSError, ValueError):
-            root = int(self._pidfile.read_text())
-            # A PID that criu wrote is a task of it only if it was born after criu.
-            if root in table and self._criu in table and table[root][1] >= table[self._criu][1]:
-                self._seen.add((root, table[root][1]))
-        below = [self._criu, *(pid for pid, born in self._seen if table.get(pid, (0, -1))[1] == born)]
+        """Remember who is there now. Cheap: follows the children, and reads no other process."""
+        below = [pid for pid, born in self._seen.items() if _birth(pid) == born]
+        if _birth(self._criu) == self._born:
+            below.append(self._criu)
         while below:
-            for pid in children.get(below.pop(), ()):
-                if (pid, table[pid][1]) not in self._seen:
-                    self._seen.add((pid, table[pid][1]))
+            for pid in _children(below.pop()):
+                born = _birth(pid)
+                if born is not None and self._seen.get(pid) != born:
+                    self._seen[pid] = born
                     below.append(pid)
 
-    def alive(self) -> set[int]:
-        """Return those that were seen and still are there; the birth time tells a PID used again."""
-        table = _processes()
-        return {pid for pid, born in self._seen if pid in table and table[pid][1] == born}
-
     def end(self) -> None:
-        """Kill all that are left, and wait until they are gone."""
+        """Kill all that are left, collect those that are children of this process, and wait for them."""
+        self.look()
         deadline = time.monotonic() + _END_SECONDS
-        while (left := self.alive()) and time.monotonic() < deadline:
+        while left := [pid for pid, born in self._seen.items() if _birth(pid) == born]:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-            time.sleep(0.01)
+            if time.monotonic() > deadline:
+                # Dead, but not collected by a parent that is none of ours; or stuck in the kernel.
+                return
+            time.sleep(0.005)
 
 
-def _processes() -> dict[int, tuple[int, int]]:
-    """Return parent and birth time (clock ticks since boot) of every process."""
-    table: dict[int, tuple[int, int]] = {}
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdecimal():
-            continue
-        try:
-            text = Path(entry.path, "stat").read_bytes()
-        except OSError:
-            continue
-        # The name, in parentheses, may hold anything; what follows the last one is numbers.
-        fields = text[text.rindex(b")") + 2 :].split()
-        table[int(entry.name)] = (int(fields[1]), int(fields[19]))
-    return table
+@contextlib.contextmanager
+def subreaper() -> Iterator[None]:
+    """Make this process inherit the orphans among its descendants, in place of init."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise InputOutputError(
+            f"this process cannot become a subreaper: {os.strerror(ctypes.get_errno())}",
+            remedy="restore detached instead",
+        )
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+def _birth(pid: int) -> int | None:
+    """Return when a process was born, in clock ticks since boot: with its PID that names it for good."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name, in parentheses, may hold anything; what follows the last one is numbers.
+    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    try:
+        for task in os.scandir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                children.extend(map(int, Path(task.path, "children").read_bytes().split()))
+    except OSError:
+        return children
+    return children

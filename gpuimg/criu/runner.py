@@ -15,6 +15,7 @@ dies: it notices (a broken pipe, no verdict) and cleans up behind itself better 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -26,7 +27,7 @@ from typing import TypeVar
 
 from gpuimg.criu import images, log
 from gpuimg.criu.control import Control, Question
-from gpuimg.criu.family import Family
+from gpuimg.criu.family import Family, subreaper
 from gpuimg.criu.folder import check_socket_path
 from gpuimg.criu.locate import Criu
 from gpuimg.errors import (
@@ -45,13 +46,12 @@ _S = TypeVar("_S")
 STALL_SECONDS = 120.0
 """How long neither the streamer nor criu's log may stand still."""
 
-_TICK = 0.1
+_TICK = 0.02
 _GRACE_SECONDS = 15.0
 """How long criu may take to clean up after it was given up, before it is killed."""
 
 _LOG = "criu.log"
 _STDERR = "criu.stderr"
-_PID = "criu.pid"
 
 # What gpuimg sets itself, and what makes a streamed image worthless without criu saying so.
 _OWN = {"--images-dir", "-D", "--work-dir", "-W", "--log-file", "-o", "--tree", "-t", "--stream", "--pidfile"}
@@ -196,7 +196,7 @@ def run_restore(
         criu ends what it restored and the exception leaves this function.
     detach
         Return as soon as the tasks run. Otherwise the root task becomes a child of this process, and its
-        end is waited for; an interrupt of the wait leaves it running.
+        end is waited for, however long that takes; an interrupt of the wait leaves it running.
     pidfile
         Where to write the root's PID; relative to the current folder.
 
@@ -210,9 +210,7 @@ def run_restore(
     check_extra_args(extra_args)
     check_privilege(criu)
     pidfile = None if pidfile is None else Path(pidfile).absolute()
-    arguments = ["restore", "--restore-detached", "--pidfile", str(work_folder / _PID)]
-    if not detach:
-        arguments.append("--restore-sibling")
+    arguments = ["restore", "--restore-detached"]
     root = 0
 
     def decide(question: Question) -> None:
@@ -226,14 +224,16 @@ def run_restore(
     shell_job = not {"--shell-job", "-j"}.isdisjoint(extra_args)
     run = _Run(criu, work_folder, "restore", "post-restore", watch or Watch())
     try:
-        seconds = run.conduct([*arguments, *extra_args], decide, own_session=not shell_job)
+        # criu's own wait for the tasks tells nothing of how they ended. As a subreaper this process
+        # inherits the root when criu is gone, and can ask the kernel.
+        with contextlib.nullcontext() if detach else subreaper():
+            seconds = run.conduct([*arguments, *extra_args], decide, own_session=not shell_job)
     except BaseException:
         if pidfile is not None and root:
             pidfile.unlink(missing_ok=True)
         raise
     statistics = _told(images.restore_statistics, run.read("stats-restore"))
-    status = None if detach else os.waitstatus_to_exitcode(os.waitpid(root, 0)[1])
-    return RestoreResult(root, status, seconds, statistics)
+    return RestoreResult(root, None if detach else _exit_status(root), seconds, statistics)
 
 
 def check_extra_args(extra_args: Sequence[str]) -> None:
@@ -312,7 +312,7 @@ class _Run:
         control = Control(self._folder, self._stage)
         try:
             process = self._start(arguments, control, own_session=own_session)
-            family = Family(process.pid, self._folder / _PID)
+            family = Family(process.pid)
             try:
                 self._wait(process, control, family, decide)
             except BaseException:
@@ -359,8 +359,10 @@ class _Run:
             while process.poll() is None:
                 if self._verb == "restore":
                     family.look()
-                ready = {fd for fd, _ in poll.poll(_TICK * 1000)}
+                ready = {fd for fd, _ in poll.poll(int(_TICK * 1000))}
                 if control.fileno() in ready and ended not in ready:
+                    if self._verb == "restore":
+                        family.look()
                     self._verdict = control.answer(decide) or self._verdict
                     if self._verdict is not None and not isinstance(self._verdict, Exception):
                         raise self._verdict
@@ -415,6 +417,13 @@ class _Run:
             f"criu {self._verb} ended without asking whether everything arrived",
             remedy="look for an action-script in criu's configuration files",
         )
+
+
+def _exit_status(pid: int) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
 
 
 def _told(parse: Callable[[bytes], _S | None], data: bytes) -> _S | None:
