@@ -348,6 +348,19 @@ class Session:
         self.check()
         self.workers.submit(_PathJob(self, self.file(name), path))
 
+    def small_file(self, name: str) -> bytes:
+        """The bytes of a complete file that is small enough to stand in the manifest.
+
+        Raises
+        ------
+        KeyError
+            There is no such file, or it is larger.
+        """
+        data = self._files[name].inline
+        if data is None:
+            raise KeyError(name)
+        return data
+
     @property
     def raw_bytes(self) -> int:
         """Bytes taken in so far; grows while the session makes progress."""

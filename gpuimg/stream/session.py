@@ -49,6 +49,11 @@ class Session(ABC):
         """Whether the connection has ended and everything is closed."""
         return self._ended
 
+    @property
+    def error(self) -> BaseException | None:
+        """The first error of the session, if there was one."""
+        return self._error
+
     @abstractmethod
     def _converse(self, connection: socket.socket) -> None:
         """Do everything there is to do on the connection."""
