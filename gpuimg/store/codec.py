@@ -1,20 +1,24 @@
 """Coding of chunks: what the codec numbers of docs/store-format.md mean, and which one suits a chunk.
 
-Blosc's library-wide threads are not used: the pipeline brings its own, one chunk each.
+Blosc's library-wide threads are not used: the pipeline brings its own, one chunk each. The codec
+libraries are loaded when first used; a checkpoint that adds nothing needs none.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import threading
-from typing import NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
-from numcodecs import blosc
 
 from gpuimg.errors import DamagedError, NewerFormatError
+
+if TYPE_CHECKING:
+    import zstandard
 
 Buffer = npt.NDArray[np.uint8]
 
@@ -51,8 +55,22 @@ RAW = Coding(Codec.RAW, 0)
 ZSTD = Coding(Codec.ZSTD, 0)
 _SHUFFLED = [Coding(Codec.BITSHUFFLE_LZ4, size) for size in (1, 2, 4, 8)]
 
-blosc.use_threads = False
 _local = threading.local()
+
+
+@functools.cache
+def _blosc() -> Any:
+    from numcodecs import blosc
+
+    blosc.use_threads = False
+    return blosc
+
+
+@functools.cache
+def _zstandard() -> ModuleType:
+    import zstandard
+
+    return zstandard
 
 
 def encode(coding: Coding, chunk: Buffer) -> bytes | None:
@@ -70,7 +88,7 @@ def _compress(coding: Coding, data: Buffer) -> bytes:
     size = coding.element_size
     # Blosc takes the element size from the buffer; a length that is no multiple of it is coded as bytes.
     typed = data.view(_ELEMENT_TYPES[size]) if len(data) % size == 0 else data
-    shuffled: bytes = blosc.compress(typed, b"lz4", 1, blosc.BITSHUFFLE, 0)
+    shuffled: bytes = _blosc().compress(typed, b"lz4", 1, _blosc().BITSHUFFLE, 0)
     return shuffled
 
 
@@ -107,7 +125,7 @@ def _decode_zstd(payload: memoryview, target: Buffer) -> None:
                     break
                 filled += count
             surplus = reader.read(1)
-    except zstandard.ZstdError as error:
+    except _zstandard().ZstdError as error:
         raise DamagedError(f"a zstd payload cannot be decoded ({error})") from None
     if filled != len(target) or surplus:
         raise DamagedError("a zstd payload decodes to the wrong length")
@@ -122,21 +140,21 @@ def _decode_blosc(payload: memoryview, target: Buffer) -> None:
     if raw_size != len(target) or stored_size != len(payload):
         raise DamagedError("a Blosc payload contradicts the length of its chunk")
     try:
-        blosc.decompress(payload, target)
+        _blosc().decompress(payload, target)
     except (RuntimeError, ValueError) as error:
         raise DamagedError(f"a Blosc payload cannot be decoded ({error})") from None
 
 
 def _compressor() -> zstandard.ZstdCompressor:
     if not hasattr(_local, "compressor"):
-        _local.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        _local.compressor = _zstandard().ZstdCompressor(level=_ZSTD_LEVEL)
     compressor: zstandard.ZstdCompressor = _local.compressor
     return compressor
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
     if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        _local.decompressor = _zstandard().ZstdDecompressor(max_window_size=1 << 27)
     decompressor: zstandard.ZstdDecompressor = _local.decompressor
     return decompressor
 

@@ -293,3 +293,12 @@ def toc_chunk_ids(info: PackInfo) -> list[bytes]:
     """The chunk ids of a pack, in the order of its table of contents."""
     ids = np.ascontiguousarray(info.toc["id"]).tobytes()
     return [ids[i : i + 32] for i in range(0, len(ids), 32)]
+
+
+def remove_unusable(folder: Path, store_id: bytes) -> None:
+    """Delete the index files if they cannot be used; an index is a cache."""
+    try:
+        Index(folder, store_id).close()
+    except IndexBrokenError:
+        for name in ("data.mdb", "lock.mdb"):
+            (folder / name).unlink(missing_ok=True)

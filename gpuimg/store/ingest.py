@@ -26,6 +26,7 @@ from gpuimg.store.hashing import identify
 from gpuimg.store.index import Index
 from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import Lease, shared_lock
+from gpuimg.store.memory import keep_freed_memory
 from gpuimg.store.model import FileEntry, Layout, SegmentRef, Source, Statistics
 from gpuimg.store.packwriter import PackWriter, Sealer
 from gpuimg.store.pool import SLAB_SIZE, Pool, Slab
@@ -311,6 +312,7 @@ class Session:
         with files.os_errors("taking a lease on the store"):
             self._lease = Lease(folder)
         self._epoch = index.epoch()
+        keep_freed_memory()
         self.pool = Pool()
         self._sealer = Sealer(index, self._sealed)
         self.workers_own = [_Worker() for _ in range(cores())]

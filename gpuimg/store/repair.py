@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuimg.errors import DamagedError, GpuimgError, IndexBrokenError, NewerFormatError
+from gpuimg.errors import DamagedError, GpuimgError, NewerFormatError
 from gpuimg.store import codec, files
 from gpuimg.store.catalogue import Catalogue
 from gpuimg.store.context import Context
@@ -34,16 +34,6 @@ class _Findings:
     salvaged: int = 0
     lost: int = 0
     set_aside: list[str] = field(default_factory=list)
-
-
-def open_index(folder: StoreFolder, config: Config) -> Index:
-    """The index, made anew if its files cannot be used."""
-    try:
-        return Index(folder.index, config.id)
-    except IndexBrokenError:
-        for name in ("data.mdb", "lock.mdb"):
-            (folder.index / name).unlink(missing_ok=True)
-        return Index(folder.index, config.id)
 
 
 def repair(folder: StoreFolder, config: Config, index: Index) -> RepairReport:

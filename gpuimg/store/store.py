@@ -1,4 +1,7 @@
-"""The store: opening it, its checkpoints and tags, and the way to every operation on it."""
+"""The store: opening it, its checkpoints and tags, and the way to every operation on it.
+
+Operations that most commands do not need are imported by the methods that call them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from types import TracebackType
 from typing import Self
 
 from gpuimg.errors import DamagedError, NewerFormatError
-from gpuimg.store import diff, files, gc, layout, packset, repair, stats, verify
+from gpuimg.store import files, layout, packset
 from gpuimg.store.catalogue import Catalogue, check_tag
 from gpuimg.store.checkpoint import Checkpoint, ReadResources
 from gpuimg.store.context import Context
-from gpuimg.store.index import Index
+from gpuimg.store.index import Index, remove_unusable
 from gpuimg.store.ingest import Session
 from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import shared_lock
@@ -44,7 +47,9 @@ class _OpenIndexes:
         with self._lock:
             entry = self._open.get(self._key(folder))
             if entry is None:
-                index = repair.open_index(folder, config) if remake else Index(folder.index, config.id)
+                if remake:
+                    remove_unusable(folder.index, config.id)
+                index = Index(folder.index, config.id)
                 entry = self._open[self._key(folder)] = _OpenIndex(index)
             entry.users += 1
             return entry.index
@@ -176,20 +181,28 @@ class Store:
 
     def gc(self) -> GcReport:
         """Remove what no checkpoint and no live writer needs (see `gpuimg.store.gc.collect`)."""
-        return gc.collect(self._context)
+        from gpuimg.store.gc import collect
+
+        return collect(self._context)
 
     def verify(self, reference: str | None = None, *, quick: bool = False) -> VerifyReport:
         """Check the store, or one checkpoint, down to the bytes; `quick` leaves the bytes out."""
+        from gpuimg.store.verify import verify
+
         checkpoint_id = None if reference is None else self._context.catalogue.resolve(reference)
-        return verify.verify(self._context, checkpoint_id, quick=quick)
+        return verify(self._context, checkpoint_id, quick=quick)
 
     def stats(self) -> StoreStats:
         """Figures of the store."""
-        return stats.stats(self._context)
+        from gpuimg.store.stats import stats
+
+        return stats(self._context)
 
     def diff(self, old: str, new: str) -> list[FileDiff]:
         """What differs between two checkpoints."""
-        return diff.diff(self._context, self.checkpoint(old), self.checkpoint(new))
+        from gpuimg.store.diff import diff
+
+        return diff(self._context, self.checkpoint(old), self.checkpoint(new))
 
 
 def init_store(path: str | os.PathLike[str], *, chunk_size: int = layout.DEFAULT_CHUNK_SIZE) -> Store:
@@ -211,6 +224,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 
 def repair_store(path: str | os.PathLike[str]) -> RepairReport:
     """Repair a store that may be too broken to open (see `gpuimg.store.repair.repair`)."""
+    from gpuimg.store.repair import repair
+
     root = Path(path)
     config = layout.load(root)
     folder = StoreFolder(root)
@@ -218,6 +233,6 @@ def repair_store(path: str | os.PathLike[str]) -> RepairReport:
         files.make_folder(folder.index)
         index = _indexes.acquire(folder, config, remake=True)
         try:
-            return repair.repair(folder, config, index)
+            return repair(folder, config, index)
         finally:
             _indexes.release(index)
