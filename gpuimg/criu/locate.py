@@ -22,6 +22,8 @@ MINIMUM = (3, 15)
 ENVIRONMENT_VARIABLE = "GPUIMG_CRIU"
 
 _CHECKOUT = Path(__file__).resolve().parent.parent.parent
+# Where distributions put criu; not always on a user's PATH.
+_SYSTEM_PLACES = ":/usr/local/sbin:/usr/sbin:/sbin"
 _START_SECONDS = 30.0
 _REMEDY = (
     "install criu 3.15 or newer, run `make criu` in a source checkout, or name one with --criu or "
@@ -128,12 +130,12 @@ def _candidates(
     ):
         if named:
             text = os.fspath(named)
-            resolved = text if "/" in text else shutil.which(text, path=environment.get("PATH")) or text
-            yield [(Path(resolved).absolute(), source)]
+            found = text if "/" in text else shutil.which(text, path=environment.get("PATH"))
+            if found is None:
+                raise NoCriuError(f"there is no {text} on PATH, as {source} asks", remedy=_REMEDY)
+            yield [(Path(found).absolute(), source)]
             return
     bundled = sorted((checkout / ".criu").glob("*/bin/criu"))
     yield [(path, "checkout") for path in bundled if not path.parts[-3].startswith(".")]
-    # sbin is where distributions put criu, and not always on a user's PATH.
-    places = environment.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
-    on_path = shutil.which("criu", path=places)
+    on_path = shutil.which("criu", path=environment.get("PATH", os.defpath) + _SYSTEM_PLACES)
     yield [(Path(on_path).absolute(), "PATH")] if on_path else []
