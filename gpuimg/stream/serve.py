@@ -66,17 +66,28 @@ class Serve(Session):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while (name := protocol.receive_request(connection)) is not None:
                 file = self._source.lookup(name)
-                protocol.send_reply(connection, file is not None)
                 if file is None:
                     self.missing += 1
-                    continue
-                self._begin(name, file, protocol.receive_pipe(connection, writable=True))
+                    protocol.send_reply(connection, False)
+                else:
+                    self._answer(connection, name, file)
         with self._changed:
             self._changed.wait_for(lambda: self._active == 0 or self._aborted)
 
-    def _begin(self, name: str, file: ServedFile, pipe: int) -> None:
+    def _answer(self, connection: socket.socket, name: str, file: ServedFile) -> None:
+        # Counted before criu hears of it, so that a file that criu has been promised is always waited for.
         with self._changed:
             self._active += 1
+        try:
+            protocol.send_reply(connection, True)
+            pipe = protocol.receive_pipe(connection, writable=True)
+        except BaseException:
+            with self._changed:
+                self._active -= 1
+            raise
+        self._begin(name, file, pipe)
+
+    def _begin(self, name: str, file: ServedFile, pipe: int) -> None:
         if file.size <= INLINE:
             self._send(name, file, pipe)
             return

@@ -98,17 +98,27 @@ class ShardWriter:
             remedy="see why the program that reads this shard ended",
         )
 
-    def _write(self, index: int, data: bytes) -> None:
+    def _write(self, index: int, data: bytes | memoryview) -> None:
         try:
             pipes.write_all(self._fds[index], data)
         except OSError as error:
             raise self._failed(index, error) from error
         self._account(index, len(data))
 
-    def put(self, file: ShardFile, data: bytes) -> None:
-        """Write a short chunk of `file`, copying."""
+    def put(self, file: ShardFile, data: bytes | memoryview) -> None:
+        """Write a chunk of `file`, copying."""
         index = self._choose(len(data))
-        self._write(index, self._select(file) + self._marker(Kind.FILE_DATA, size=len(data)) + data)
+        header = self._select(file) + self._marker(Kind.FILE_DATA, size=len(data))
+        if len(data) <= COPY_LIMIT:
+            self._write(index, header + data)
+        else:
+            self._write(index, header)
+            self._write(index, data)
+
+    def put_all(self, file: ShardFile, data: bytes | memoryview) -> None:
+        """Write any amount of data in chunks, copying."""
+        for begin in range(0, len(data), self._chunk):
+            self.put(file, data[begin : begin + self._chunk])
 
     def splice(self, file: ShardFile, fd: int, count: int) -> None:
         """Move `count` bytes, which must lie in the pipe `fd`, without copying."""
@@ -155,6 +165,10 @@ class ShardFile:
             return len(data)
         self._writer.splice(self, fd, count)
         return count
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes from memory."""
+        self._writer.put_all(self, data)
 
     def close(self) -> None:
         """The file is complete."""

@@ -16,6 +16,7 @@ from gpuimg.errors import BadStreamError, GpuimgError, InputOutputError, UsageEr
 from gpuimg.stream import options as command_line
 from gpuimg.stream import pipes
 from gpuimg.stream.options import Options
+from gpuimg.stream.progress import Progress
 from gpuimg.stream.seams import ImageSource, StreamConsumer, StreamFile
 
 PROGRAM = "criu-image-streamer"
@@ -28,36 +29,6 @@ def version() -> str:
     from gpuimg import __version__
 
     return f"{PROGRAM} {UPSTREAM_VERSION} (gpuimg {__version__})\n"
-
-
-class Progress:
-    """Writes progress lines; nobody has to read them.
-
-    Parameters
-    ----------
-    fd
-        Taken over: closed by `close`.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def line(self, text: str) -> None:
-        """Write one line, or not."""
-        with contextlib.suppress(OSError):
-            pipes.write_all(self._fd, f"{text}\n".encode())
-
-    def shards(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-        """The statistics, as one line of JSON: bytes and milliseconds of each shard."""
-        each = (
-            f'{{"size":{size},"transfer_duration_millis":{int(duration * 1000)}}}'
-            for size, duration in zip(sizes, seconds, strict=True)
-        )
-        self.line(f'{{"shards":[{",".join(each)}]}}')
-
-    def close(self) -> None:
-        """Let go of the descriptor."""
-        os.close(self._fd)
 
 
 class _ExtFile:
@@ -191,15 +162,13 @@ def _run(options: Options) -> None:
     for name, fd in options.ext_file_fds:
         if not pipes.is_pipe(fd):
             raise BadStreamError(f"external file {name} must be a pipe: fd {fd} is not a pipe")
+    progress_fd = 2 if options.progress_fd is None else options.progress_fd
     try:
-        # A duplicate, so that closing it leaves stderr alone.
-        progress = Progress(os.dup(2) if options.progress_fd is None else options.progress_fd)
-        os.fstat(options.progress_fd if options.progress_fd is not None else 2)
+        os.fstat(progress_fd)
     except OSError as error:
         raise InputOutputError(f"the progress fd is not open: {error.strerror}") from error
     shard_fds = options.shard_fds or [1 if options.operation == "capture" else 0]
-    _OPERATIONS[options.operation](options, shard_fds, progress)
-    progress.close()
+    _OPERATIONS[options.operation](options, shard_fds, Progress(progress_fd))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -216,3 +216,68 @@ def fionread(fd: int) -> int:
     value = array.array("i", [0])
     fcntl.ioctl(fd, 0x541B, value)
     return value[0]
+
+
+class MemoryFile:
+    """A `StreamFile` and `FileSink` that keeps the bytes."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.closed = False
+
+    def write(self, data) -> None:
+        self.data += data
+
+    def fill(self, fd: int, limit: int = 1 << 20) -> int:
+        data = os.read(fd, limit)
+        self.data += data
+        return len(data)
+
+    pump = fill
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+
+
+class MemoryConsumer:
+    """A `StreamConsumer` and `CaptureSink`."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, MemoryFile] = {}
+
+    def open(self, name: str) -> MemoryFile:
+        assert name not in self.files
+        self.files[name] = MemoryFile()
+        return self.files[name]
+
+    def contents(self) -> dict[str, bytes]:
+        return {name: bytes(file.data) for name, file in self.files.items()}
+
+
+def read_shards(shards: list[bytes], consumer=None) -> dict[str, bytes]:
+    """Read whole shards, each given as its bytes; the files."""
+    from gpuimg.stream.shards import ShardReader
+
+    consumer = consumer if consumer is not None else MemoryConsumer()
+    ends = [os.pipe() for _ in shards]
+    threads = [
+        threading.Thread(target=_feed, args=(write, data))
+        for (_, write), data in zip(ends, shards, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        ShardReader([read for read, _ in ends], consumer).run()
+    finally:
+        for read, _ in ends:
+            os.close(read)
+        for thread in threads:
+            thread.join()
+    return consumer.contents()
+
+
+def _feed(fd: int, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        write_all(fd, data)
+    os.close(fd)

@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from streamlib import EXECUTABLE
 
 from gpuimg.errors import UsageError
 from gpuimg.stream import options
+from tests.compat.streamlib import EXECUTABLE
 
 
 def run(*arguments, **keywords):

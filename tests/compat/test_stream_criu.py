@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from streamlib import EXECUTABLE
+
+from tests.compat.streamlib import EXECUTABLE
 
 CRIU = {
     suite: Path(__file__).resolve().parents[2] / ".criu" / suite / "bin" / "criu"

@@ -10,7 +10,8 @@ import threading
 import time
 
 import pytest
-from streamlib import Workflow, read_line, reader, resident, write_all
+
+from tests.compat.streamlib import Workflow, read_line, reader, resident, write_all
 
 KIB, MIB = 1024, 1024 * 1024
 

@@ -7,7 +7,8 @@ import signal
 import subprocess
 
 import pytest
-from streamlib import EXECUTABLE, Client, read_line
+
+from tests.compat.streamlib import EXECUTABLE, Client, read_line
 
 
 @pytest.fixture
