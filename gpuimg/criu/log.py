@@ -29,6 +29,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "the process belongs to a terminal session: add `-- --shell-job`",
     ),
     (
+        r"sockets: Can't get \d+:\d+ opt: Operation not supported",
+        "this kernel no longer answers what this criu asks about sockets: use criu 4.2 or newer",
+    ),
+    (
         r"Connected TCP socket",
         "it has open TCP connections: add `-- --tcp-established`, at dump and at restore",
     ),
@@ -98,6 +102,13 @@ def read_errors(path: Path) -> list[str]:
     return [line for line in dict.fromkeys(found) if line and not any(noise in line for noise in _NOISE)]
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return []
+
+
 def remedy_for(errors: list[str]) -> str:
     """Return what to do about these errors: the first that is well known decides."""
     for line in errors:
@@ -112,10 +123,7 @@ def failure(verb: str, status: int, log: Path, stderr: Path) -> CriuFailedError:
     errors = read_errors(log)
     if not errors:
         # Before its log is open criu tells of bad options and the like on standard error.
-        try:
-            errors = [line for line in stderr.read_text(errors="replace").splitlines() if line.strip()]
-        except OSError:
-            errors = []
+        errors = read_errors(stderr) or _lines(stderr)
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     quoted = "; ".join(f'"{line[:300]}"' for line in errors[:_QUOTED])
     told = f": {quoted}" if quoted else " and told no reason"
