@@ -30,15 +30,13 @@ from gpuimg.store.memory import keep_freed_memory
 from gpuimg.store.model import FileEntry, Layout, SegmentRef, Source, Statistics
 from gpuimg.store.packwriter import PackWriter, Sealer
 from gpuimg.store.pool import SLAB_SIZE, Pool, Slab
-from gpuimg.store.recipe import SEGMENT_ENTRIES, encode_segment
+from gpuimg.store.recipe import Entry, RecipeBuilder, encode_segment
 from gpuimg.store.workers import Job, StageTimes, Workers, cores
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
     from gpuimg.store.checkpoint import Checkpoint
-
-Entry = tuple[int, bytes | None]
 
 
 @dataclass(slots=True)
@@ -60,48 +58,6 @@ class _Worker:
         self.writer: PackWriter | None = None
         self.counts = _Counts()
         self.stages = StageTimes()
-
-
-class RecipeBuilder:
-    """Puts the parts of one file, finished in any order, into recipe segments."""
-
-    def __init__(self) -> None:
-        self.segments: dict[int, SegmentRef] = {}
-        self._lock = threading.Lock()
-        self._parts: dict[int, list[Entry]] = {}
-        self._next_part = 0
-        self._next_segment = 0
-        self._entries: list[Entry] = []
-
-    def add(self, part: int, entries: list[Entry]) -> list[tuple[int, list[Entry]]]:
-        """Take part number `part`; returns the segments (number, entries) that are complete now."""
-        with self._lock:
-            self._parts[part] = entries
-            while (found := self._parts.pop(self._next_part, None)) is not None:
-                self._next_part += 1
-                self._append(found)
-            complete = []
-            while len(self._entries) > SEGMENT_ENTRIES:
-                complete.append(self._take_segment())
-            return complete
-
-    def finish(self) -> list[tuple[int, list[Entry]]]:
-        """The last segment, if any; all parts must have been added."""
-        with self._lock:
-            return [self._take_segment()] if self._entries else []
-
-    def _append(self, entries: list[Entry]) -> None:
-        for length, chunk_id in entries:
-            if chunk_id is None and self._entries and self._entries[-1][1] is None:
-                self._entries[-1] = (self._entries[-1][0] + length, None)
-            else:
-                self._entries.append((length, chunk_id))
-
-    def _take_segment(self) -> tuple[int, list[Entry]]:
-        number = self._next_segment
-        self._next_segment += 1
-        taken, self._entries = self._entries[:SEGMENT_ENTRIES], self._entries[SEGMENT_ENTRIES:]
-        return number, taken
 
 
 class FileIngest:
@@ -412,19 +368,19 @@ class Session:
             ]
         with own.stages.measure("look"):
             fresh = self._claim([chunk_id for chunk_id in ids if chunk_id is not None])
-        counts = own.counts
+        new: list[tuple[bytes, Cut]] = []
         for cut, chunk_id in zip(cuts, ids, strict=True):
             if chunk_id is None:
-                counts.zero_bytes += cut.length
-                continue
-            counts.chunks += 1
-            if chunk_id in fresh:
+                own.counts.zero_bytes += cut.length
+            elif chunk_id in fresh:
                 fresh.remove(chunk_id)
-                counts.new_chunks += 1
-                self._store(own, chunk_id, slab, cut, file.chooser)
+                new.append((chunk_id, cut))
             else:
-                counts.deduplicated_bytes += cut.length
-        self._flush(own)
+                own.counts.deduplicated_bytes += cut.length
+        own.counts.chunks += sum(chunk_id is not None for chunk_id in ids)
+        own.counts.new_chunks += len(new)
+        if new:
+            self._store(own, file.chooser, slab, new)
         entries = [(cut.length, chunk_id) for cut, chunk_id in zip(cuts, ids, strict=True)]
         for number, segment in file.recipe.add(part, entries):
             file.recipe.segments[number] = self._store_segment(own, segment)
@@ -444,40 +400,36 @@ class Session:
             mine.difference_update(known)
         return mine
 
-    def _store(self, own: _Worker, chunk_id: bytes, slab: Slab, cut: Cut, chooser: Chooser) -> None:
+    def _store(self, own: _Worker, chooser: Chooser, slab: Slab, new: list[tuple[bytes, Cut]]) -> None:
+        """Code chunks of a slab and append them to the worker's pack."""
         with own.stages.measure("code"):
-            coding, payload = chooser.encode(slab.array[cut.offset : cut.offset + cut.length])
-        if payload is None:
-            own.counts.raw_stored_bytes += cut.length
-            data: bytes | memoryview = slab.view[cut.offset : cut.offset + cut.length]
-        else:
-            own.counts.coded_bytes += cut.length
-            data = payload
+            coded = [chooser.encode(slab.array[cut.offset : cut.offset + cut.length]) for _, cut in new]
         with own.stages.measure("write"):
-            self._writer(own).add(chunk_id, cut.length, coding, data)
+            writer = self._writer(own)
+            for (chunk_id, cut), (coding, payload) in zip(new, coded, strict=True):
+                if payload is None:
+                    own.counts.raw_stored_bytes += cut.length
+                    writer.add(chunk_id, cut.length, coding, slab.view[cut.offset : cut.offset + cut.length])
+                else:
+                    own.counts.coded_bytes += cut.length
+                    writer.add(chunk_id, cut.length, coding, payload)
+            # The slab is used again as soon as this is done.
+            writer.flush()
+        if writer.full:
+            own.writer = None
+            self._sealer.submit(writer)
 
     def _store_segment(self, own: _Worker, entries: list[Entry]) -> SegmentRef:
         data = encode_segment(entries)
         chunk_id = identify(data)
         if self._claim([chunk_id]):
-            with own.stages.measure("write"):
-                self._writer(own).add(chunk_id, len(data), RAW, data)
+            self._writer(own).add(chunk_id, len(data), RAW, data)
         return SegmentRef(chunk_id, sum(length for length, _ in entries))
 
     def _writer(self, own: _Worker) -> PackWriter:
         if own.writer is None:
             own.writer = PackWriter(self._folder, self._config.id, self._lease.id)
         return own.writer
-
-    def _flush(self, own: _Worker) -> None:
-        """Write out what refers to the slab; hand a full pack over."""
-        if own.writer is None:
-            return
-        with own.stages.measure("write"):
-            own.writer.flush()
-        if own.writer.full:
-            writer, own.writer = own.writer, None
-            self._sealer.submit(writer)
 
     def _sealed(self, chunk_ids: list[bytes]) -> None:
         """The chunks are in the index now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from gpuimg.errors import DamagedError, NewerFormatError
 from gpuimg.store.hashing import ID_SIZE
+from gpuimg.store.model import SegmentRef
 from gpuimg.store.pack import MAX_RAW
 
 MAGIC = b"GPRC"
@@ -20,6 +22,10 @@ _MAX_ENTRIES = 16384
 _HEAD = struct.Struct("<4sBBHII")
 _ZERO_RUN = np.uint64(1 << 63)
 _LENGTH = np.uint64((1 << 63) - 1)
+
+
+# A chunk (length, id) or a zero run (length, None).
+Entry = tuple[int, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Segment:
         return [self.ids[i : i + ID_SIZE] for i in range(0, len(self.ids), ID_SIZE)]
 
 
-def encode_segment(entries: list[tuple[int, bytes | None]]) -> bytes:
+def encode_segment(entries: list[Entry]) -> bytes:
     """Serialize (length, chunk id or None for a zero run) entries."""
     ids = [chunk_id for _, chunk_id in entries if chunk_id is not None]
     lengths = np.array([length for length, _ in entries], dtype=np.uint64)
@@ -87,3 +93,45 @@ def decode_segment(data: bytes, size: int) -> Segment:
     ):
         raise DamagedError("a recipe segment contradicts itself or its manifest")
     return segment
+
+
+class RecipeBuilder:
+    """Puts the parts of one file, finished in any order, into recipe segments."""
+
+    def __init__(self) -> None:
+        self.segments: dict[int, SegmentRef] = {}
+        self._lock = threading.Lock()
+        self._parts: dict[int, list[Entry]] = {}
+        self._next_part = 0
+        self._next_segment = 0
+        self._entries: list[Entry] = []
+
+    def add(self, part: int, entries: list[Entry]) -> list[tuple[int, list[Entry]]]:
+        """Take part number `part`; returns the segments (number, entries) that are complete now."""
+        with self._lock:
+            self._parts[part] = entries
+            while (found := self._parts.pop(self._next_part, None)) is not None:
+                self._next_part += 1
+                self._append(found)
+            complete = []
+            while len(self._entries) > SEGMENT_ENTRIES:
+                complete.append(self._take_segment())
+            return complete
+
+    def finish(self) -> list[tuple[int, list[Entry]]]:
+        """The last segment, if any; all parts must have been added."""
+        with self._lock:
+            return [self._take_segment()] if self._entries else []
+
+    def _append(self, entries: list[Entry]) -> None:
+        for length, chunk_id in entries:
+            if chunk_id is None and self._entries and self._entries[-1][1] is None:
+                self._entries[-1] = (self._entries[-1][0] + length, None)
+            else:
+                self._entries.append((length, chunk_id))
+
+    def _take_segment(self) -> tuple[int, list[Entry]]:
+        number = self._next_segment
+        self._next_segment += 1
+        taken, self._entries = self._entries[:SEGMENT_ENTRIES], self._entries[SEGMENT_ENTRIES:]
+        return number, taken
