@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,10 +52,9 @@ class _Counts:
 
 
 class _Worker:
-    """What one worker thread owns: its pack, its counts and its stage times."""
+    """What one worker thread counts and measures."""
 
     def __init__(self) -> None:
-        self.writer: PackWriter | None = None
         self.counts = _Counts()
         self.stages = StageTimes()
 
@@ -262,6 +261,7 @@ class Session:
         self._start = time.monotonic()
         self._lock = threading.Lock()
         self._unsealed: set[bytes] = set()
+        self._writers: list[PackWriter] = []
         self._files: dict[str, FileIngest] = {}
         self._holders: dict[FileIngest, None] = {}
         self._ended = False
@@ -383,7 +383,7 @@ class Session:
             self._store(own, file.chooser, slab, new)
         entries = [(cut.length, chunk_id) for cut, chunk_id in zip(cuts, ids, strict=True)]
         for number, segment in file.recipe.add(part, entries):
-            file.recipe.segments[number] = self._store_segment(own, segment)
+            file.recipe.segments[number] = self._store_segment(segment)
 
     def _claim(self, ids: list[bytes]) -> set[bytes]:
         """Those of the ids that neither the store nor this session has; they are this caller's to write."""
@@ -404,8 +404,7 @@ class Session:
         """Code chunks of a slab and append them to the worker's pack."""
         with own.stages.measure("code"):
             coded = [chooser.encode(slab.array[cut.offset : cut.offset + cut.length]) for _, cut in new]
-        with own.stages.measure("write"):
-            writer = self._writer(own)
+        with own.stages.measure("write"), self._writer() as writer:
             for (chunk_id, cut), (coding, payload) in zip(new, coded, strict=True):
                 if payload is None:
                     own.counts.raw_stored_bytes += cut.length
@@ -415,21 +414,32 @@ class Session:
                     writer.add(chunk_id, cut.length, coding, payload)
             # The slab is used again as soon as this is done.
             writer.flush()
-        if writer.full:
-            own.writer = None
-            self._sealer.submit(writer)
 
-    def _store_segment(self, own: _Worker, entries: list[Entry]) -> SegmentRef:
+    def _store_segment(self, entries: list[Entry]) -> SegmentRef:
         data = encode_segment(entries)
         chunk_id = identify(data)
         if self._claim([chunk_id]):
-            self._writer(own).add(chunk_id, len(data), RAW, data)
+            with self._writer() as writer:
+                writer.add(chunk_id, len(data), RAW, data)
         return SegmentRef(chunk_id, sum(length for length, _ in entries))
 
-    def _writer(self, own: _Worker) -> PackWriter:
-        if own.writer is None:
-            own.writer = PackWriter(self._folder, self._config.id, self._lease.id)
-        return own.writer
+    @contextlib.contextmanager
+    def _writer(self) -> Iterator[PackWriter]:
+        """A pack that nobody else writes to now; few are begun if few threads write at once."""
+        with self._lock:
+            writer = self._writers.pop() if self._writers else None
+        if writer is None:
+            writer = PackWriter(self._folder, self._config.id, self._lease.id)
+        try:
+            yield writer
+        except BaseException:
+            writer.abandon()
+            raise
+        if writer.full:
+            self._sealer.submit(writer)
+        else:
+            with self._lock:
+                self._writers.append(writer)
 
     def _sealed(self, chunk_ids: list[bytes]) -> None:
         """The chunks are in the index now."""
@@ -461,10 +471,8 @@ class Session:
         if unfinished:
             raise GpuimgError(f"the file {unfinished[0]} is not complete", remedy="close it before commit")
         entries = [self._file_entry(file) for file in self._files.values()]
-        for own in self.workers_own:
-            if own.writer is not None:
-                writer, own.writer = own.writer, None
-                self._sealer.submit(writer)
+        while self._writers:
+            self._sealer.submit(self._writers.pop())
         self._sealer.finish()
         data, checkpoint_id = manifest.encode(
             store_id=self._config.id,
@@ -487,7 +495,7 @@ class Session:
         if file.inline is not None:
             return FileEntry(file.name, file.size, file.layout, file.inline, ())
         for number, segment in file.recipe.finish():
-            file.recipe.segments[number] = self._store_segment(self.workers_own[0], segment)
+            file.recipe.segments[number] = self._store_segment(segment)
         segments = tuple(file.recipe.segments[number] for number in range(len(file.recipe.segments)))
         return FileEntry(file.name, file.size, file.layout, b"", segments)
 
@@ -510,9 +518,8 @@ class Session:
         self.workers.close()
         for file in self._files.values():
             file.drop()
-        for own in self.workers_own:
-            if own.writer is not None:
-                own.writer.abandon()
+        for writer in self._writers:
+            writer.abandon()
         with contextlib.suppress(GpuimgError, OSError):
             self._sealer.finish()
         with contextlib.suppress(OSError):
