@@ -64,7 +64,7 @@ def main() -> int:
         places = {"disk": Path(disk), "tmpfs": Path(tmpfs)}
         say("touching memory, measuring the machine's limits")
         for place in places.values():
-            machine.warm(place, 4 * given.size)
+            machine.warm(place, 5 * given.size)
         results["limits"] = machine.limits(places["disk"], places["tmpfs"], given.size)
         results["help"] = _start_up()
         _storage(results, places, peers, given, say)

@@ -71,6 +71,8 @@ def _push(path: Path, pipe: int) -> None:
     try:
         while os.splice(fd, pipe, PIECE):
             pass
+    except BrokenPipeError:
+        pass  # the streamer gave up; its exit status says so
     finally:
         os.close(fd)
         os.close(pipe)

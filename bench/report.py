@@ -23,30 +23,45 @@ def show(results: dict[str, Any], console: Console) -> None:
     console.print(f"peers: {', '.join(_peer(name, peer) for name, peer in results['peers'].items())}")
     for name, made in results["sets"].items():
         for place, peers in made["places"].items():
-            console.print(_storage_table(f"{name}, {place}", made["raw_bytes"], peers))
+            title = f"{name}, {place}, {made['raw_bytes'] / 2**20:.0f} MiB: MB/s, median (min–max)"
+            _print(console, title, _storage_table(made["raw_bytes"], peers), _failures(peers))
     if results.get("stages"):
         for name, report in results["stages"].items():
-            if "failure" in report:
-                console.print(f"stages of {name}: {report['failure']}")
-            else:
-                console.print(_stage_table(name, report))
+            title = f"stages of an import, CPU of all threads, {name}"
+            failed = [report["failure"]] if "failure" in report else []
+            _print(console, title, _stage_table(report), failed)
     if results.get("streaming"):
-        console.print(_streaming_table(results["streaming"]))
-    table = Table(title="targets", title_justify="left")
+        streaming = results["streaming"]
+        title = f"image streamer, {streaming['bytes'] / 2**30:g} GiB, start of the program included"
+        kinds = {kind: streaming.get(kind, {}) for kind in ("raw", "coded")}
+        _print(console, title, _streaming_table(kinds), _failures(kinds))
+    table = Table()
     for column in ("what", "to reach", "got", ""):
         table.add_column(column)
     for target in judge(results):
         verdict = {True: "[green]reached[/]", False: "[red]not reached[/]", None: ""}[target.reached]
         table.add_row(target.name, target.wanted, target.got, verdict)
-    console.print(table)
+    _print(console, "targets", table, [])
+
+
+def _print(console: Console, title: str, table: Table, failures: list[str]) -> None:
+    console.print(f"\n[bold]{title}[/]", highlight=False)
+    if table.row_count:
+        console.print(table)
+    for failure in failures:
+        console.print(failure, style="red", markup=False, highlight=False)
+
+
+def _failures(made: dict[str, dict[str, Any]]) -> list[str]:
+    return [f"{name} failed: {report['failure']}" for name, report in made.items() if "failure" in report]
 
 
 def _peer(name: str, peer: dict[str, Any]) -> str:
     return peer["version"] or f"{name} (not installed)"
 
 
-def _storage_table(title: str, raw: int, peers: dict[str, Any]) -> Table:
-    table = Table(title=f"{title}, {raw / 2**20:.0f} MiB: MB/s, median (min–max)", title_justify="left")
+def _storage_table(raw: int, peers: dict[str, Any]) -> Table:
+    table = Table()
     table.add_column("")
     for step in ("first import", "second copy", "export"):
         table.add_column(step, justify="right")
@@ -55,7 +70,6 @@ def _storage_table(title: str, raw: int, peers: dict[str, Any]) -> Table:
     borg = peers.get("borg")
     for name, made in peers.items():
         if "failure" in made:
-            table.add_row(name, f"failed: {made['failure']}"[:100])
             continue
         versus = "-"
         if borg and "failure" not in borg:
@@ -78,32 +92,25 @@ def _rate(step: dict[str, Any], raw: int) -> str:
     return f"{raw / step['median_seconds'] / 1e6:.0f} ({low:.0f}–{high:.0f})"
 
 
-def _stage_table(name: str, report: dict[str, Any]) -> Table:
-    table = Table(title=f"stages of an import, one thread, {name}", title_justify="left")
+def _stage_table(report: dict[str, Any]) -> Table:
+    table = Table()
     table.add_column("stage")
     table.add_column("MB/s", justify="right")
     table.add_column("CPU s/GB", justify="right")
-    for stage in report["stages"]:
+    for stage in report.get("stages", []):
         table.add_row(stage["name"], f"{stage['rate'] / 1e6:.0f}", f"{stage['cpu_per_gb']:.3f}")
     return table
 
 
-def _streaming_table(streaming: dict[str, Any]) -> Table:
-    title = f"image streamer, {streaming['bytes'] / 2**30:g} GiB"
-    table = Table(title=title, title_justify="left")
+def _streaming_table(kinds: dict[str, dict[str, Any]]) -> Table:
+    table = Table()
     for column in ("chunks", "program", "step"):
         table.add_column(column)
     for column in ("MB/s", "CPU s/GB", "peak MiB"):
         table.add_column(column, justify="right")
-    for kind in ("raw", "coded"):
-        made = streaming.get(kind, {})
-        if "failure" in made:
-            table.add_row(kind, "gpuimg", f"failed: {made['failure']}")
-            continue
-        for program, report in (
-            ("gpuimg", made),
-            ("criu-image-streamer", made.get("criu-image-streamer", {})),
-        ):
+    for kind, made in kinds.items():
+        upstream = "criu-image-streamer"
+        for program, report in (("gpuimg", made), (upstream, made.get(upstream, {}))):
             for step in ("capture", "serve"):
                 if step in report:
                     table.add_row(

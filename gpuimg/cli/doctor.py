@@ -20,7 +20,7 @@ def doctor_command(state: State, criu: str | None) -> int:
     """
     from gpuimg.criu.doctor import examine
 
-    findings = examine(criu)
+    findings = examine(criu, store=state.store_path())
     usable = all(finding.ok for finding in findings)
     if state.as_json:
         output.write_json({"ok": usable, "findings": findings})

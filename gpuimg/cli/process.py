@@ -59,9 +59,15 @@ def dump_command(
     from gpuimg.criu.dump import dump
 
     with state.open_store() as store:
-        with Reporter(state, "dump"):
+        with Reporter(state, "dump") as reporter:
             checkpoint = dump(
-                store, pid, tag=tag, leave_running=leave_running, criu=criu, extra_args=criu_arguments
+                store,
+                pid,
+                tag=tag,
+                leave_running=leave_running,
+                criu=criu,
+                extra_args=criu_arguments,
+                watch=lambda session: reporter.watch(lambda: session.raw_bytes, 0),
             )
         output.write_made(checkpoint, tag, as_json=state.as_json)
 

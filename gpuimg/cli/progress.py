@@ -47,7 +47,7 @@ class Reporter:
         return self
 
     def watch(self, done: Callable[[], int], total: int) -> None:
-        """Report from now on how many of `total` bytes are done."""
+        """Report from now on how many of `total` bytes are done; 0 if nobody knows the total."""
         if self._fd is None and self._bar is None:
             return
 
@@ -61,7 +61,7 @@ class Reporter:
     def _report(self, done: int, total: int) -> None:
         self._line({"event": "progress", "done": done, "total": total})
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total or None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
