@@ -34,6 +34,7 @@ bench: $(STAMP)
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 demo: $(STAMP)
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory criu; fi
 	@$(BIN)/python -m scripts.demo
 
 proto: $(STAMP)
