@@ -19,6 +19,7 @@ from gpuimg.errors import BadStreamError, InputOutputError
 
 PAGE = 4096
 MIB = 1024 * 1024
+DEFAULT_CAPACITY = 64 * 1024
 
 _INT = struct.Struct("i")
 _ZERO_INT = bytes(_INT.size)
@@ -54,10 +55,20 @@ def capacity(fd: int) -> int:
 
 
 def try_capacity(fd: int, wanted: int) -> None:
-    """Ask for a capacity; being refused costs speed only."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, wanted)
-    except OSError:
+    """Ask for a capacity of `wanted` bytes or the largest half, quarter ... of it that is allowed.
+
+    Not even root gets more than `pipe-max-size` without CAP_SYS_RESOURCE, as in many containers. Being
+    refused costs speed only.
+    """
+    while wanted >= PAGE:
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, wanted)
+        except PermissionError:
+            wanted //= 2
+            if wanted > capacity(fd):
+                continue
+        except OSError:
+            pass
         return
 
 
