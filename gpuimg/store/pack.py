@@ -31,6 +31,7 @@ TARGET_SIZE = 64 * 1024 * 1024
 MAX_RAW = 2 * 1024 * 1024
 MAX_OBJECTS = 1 << 20
 HAS_BASE = 1
+_SCAN_WINDOW = 8 * 1024 * 1024
 
 _OBJECT = struct.Struct("<4sBBBBII32s32s8s")
 _PACK = struct.Struct("<8sHHI16s16s8x")
@@ -236,19 +237,24 @@ def scan_objects(fd: int) -> Iterator[tuple[int, ObjectHeader, bytes]]:
 
     Only objects whose header and payload have the right checksums are yielded.
     """
-    window = 8 * 1024 * 1024
     size = os.fstat(fd).st_size
-    offset = 0
+    offset = start = 0
+    data = b""
     while offset + OBJECT_HEADER_SIZE <= size:
-        data = pread_exactly(fd, window, offset)
-        found = _next_aligned_magic(data)
+        if offset + OBJECT_HEADER_SIZE > start + len(data):
+            start, data = offset, pread_exactly(fd, _SCAN_WINDOW, offset)
+            if len(data) < OBJECT_HEADER_SIZE:
+                return
+        found = _next_aligned_magic(data, offset - start)
         if found < 0:
-            # A header may straddle the end of the window.
-            offset += max(len(data) - OBJECT_HEADER_SIZE, ALIGNMENT) & ~(ALIGNMENT - 1)
+            offset = start + (len(data) & ~(ALIGNMENT - 1))
             continue
-        offset += found
-        header = _try_header(pread_exactly(fd, OBJECT_HEADER_SIZE, offset))
-        payload = pread_exactly(fd, header.stored, offset + OBJECT_HEADER_SIZE) if header else b""
+        offset = start + found
+        if found + OBJECT_HEADER_SIZE > len(data):
+            # The header straddles the end of the window.
+            continue
+        header = _try_header(data[found : found + OBJECT_HEADER_SIZE])
+        payload = _payload(fd, header.stored, offset + OBJECT_HEADER_SIZE, start, data) if header else b""
         if header and len(payload) == header.stored and checksum(payload) == header.checksum:
             yield offset, header, payload
             offset += object_size(header.stored)
@@ -256,8 +262,15 @@ def scan_objects(fd: int) -> Iterator[tuple[int, ObjectHeader, bytes]]:
             offset += ALIGNMENT
 
 
-def _next_aligned_magic(data: bytes) -> int:
-    found = data.find(OBJECT_MAGIC)
+def _payload(fd: int, size: int, offset: int, start: int, data: bytes) -> bytes:
+    """Bytes of a file of which `data` is what lies at `start`."""
+    if offset + size <= start + len(data):
+        return data[offset - start : offset - start + size]
+    return pread_exactly(fd, size, offset)
+
+
+def _next_aligned_magic(data: bytes, start: int) -> int:
+    found = data.find(OBJECT_MAGIC, start)
     while found >= 0 and found % ALIGNMENT:
         found = data.find(OBJECT_MAGIC, found + 1)
     return found

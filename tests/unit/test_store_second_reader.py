@@ -94,7 +94,7 @@ def test_a_scanner_written_from_the_document_finds_the_objects_without_the_table
     mini = MiniStore(stored)
     for path in stored.glob("packs/*/*"):
         data = path.read_bytes()
-        expected = [item for item in mini.packs[bytes.fromhex(path.stem)].objects]
+        expected = list(mini.packs[bytes.fromhex(path.stem)].objects)
         assert scan(data[: len(data) - 64 - 96 * len(expected)]) == expected
 
 
