@@ -182,7 +182,8 @@ def load(root: Path) -> Config:
     if not isinstance(text, dict) or "format" not in text or "id" not in text:
         raise damaged
     version, requires = text["format"], text.get("requires", [])
-    if not isinstance(version, int) or not isinstance(requires, list):
+    # `type`: JSON's true and false are integers to Python.
+    if type(version) is not int or version < 1 or not isinstance(requires, list):
         raise damaged
     if version > FORMAT or requires:
         wanted = f"format {version}" + (f" with {', '.join(map(str, requires))}" if requires else "")
@@ -194,10 +195,10 @@ def load(root: Path) -> Config:
         config = Config(bytes.fromhex(text["id"]), text["chunk_size"], text["fingerprint_seed"])
         valid = (
             len(config.id) == 16
-            and isinstance(config.chunk_size, int)
+            and type(config.chunk_size) is int
             and MIN_CHUNK_SIZE <= config.chunk_size <= MAX_CHUNK_SIZE
             and not config.chunk_size & (config.chunk_size - 1)
-            and isinstance(config.fingerprint_seed, int)
+            and type(config.fingerprint_seed) is int
             and 0 <= config.fingerprint_seed < 2**64
         )
     except (KeyError, TypeError, ValueError):
