@@ -71,6 +71,7 @@ def main() -> int:
         if not given.no_stages:
             results["stages"] = {name: _stages(name, given.size, places["disk"]) for name in given.sets}
         if not given.no_streaming:
+            machine.warm(places["disk"], 2 * given.stream_size)
             results["streaming"] = streaming.measure(
                 places["disk"] / "streaming", size=given.stream_size, runs=given.runs, say=say
             )

@@ -44,7 +44,7 @@ def _first_line(*argv: str) -> str | None:
     if shutil.which(argv[0]) is None:
         return None
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    return (done.stdout or done.stderr).strip().splitlines()[0]
+    return (done.stdout or done.stderr).strip().splitlines()[0].strip("* ")
 
 
 def gpuimg_command() -> str:

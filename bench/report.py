@@ -18,6 +18,7 @@ def show(results: dict[str, Any], console: Console) -> None:
         f"\n[bold]{machine['cpu']}[/], {machine['cores']} cores, Linux {machine['kernel']}, "
         f"Python {machine['python']}, {machine['memory'] / 2**30:.0f} GiB"
     )
+    console.print(f"load {machine['load']:.1f} at the start, {machine['load_at_end']:.1f} at the end")
     limits = ", ".join(f"{name} {made['median'] / 1e6:.0f}" for name, made in results["limits"].items())
     console.print(f"limits in MB/s: {limits}")
     console.print(f"peers: {', '.join(_peer(name, peer) for name, peer in results['peers'].items())}")
