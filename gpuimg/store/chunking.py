@@ -105,9 +105,7 @@ class PageCutter:
                 position = run[1]
                 cuts.append(Cut(run[0] * PAGE, (position - run[0]) * PAGE, zero=True))
         if last:
-            _cut_span(cuts, marks, position, pages)
-            if len(buffer) % PAGE:
-                _add_partial_page(cuts, pages * PAGE, len(buffer))
+            _cut_span(cuts, marks, position, pages, len(buffer) % PAGE)
             return cuts, len(buffer)
         covered = _cut_at_marks(cuts, marks, position, stop)
         if cuts:
@@ -130,11 +128,11 @@ def _zero_runs(words: npt.NDArray[np.uint64], sums: npt.NDArray[np.uint64]) -> l
     return [(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
-def _cut_span(cuts: list[Cut], marks: npt.NDArray[np.int64], start: int, stop: int) -> None:
-    """Cut the pages [start, stop), whose end is a border."""
+def _cut_span(cuts: list[Cut], marks: npt.NDArray[np.int64], start: int, stop: int, partial: int = 0) -> None:
+    """Cut the pages [start, stop), whose end is a border, and the bytes of a partial page behind them."""
     start = _cut_at_marks(cuts, marks, start, stop)
-    if start < stop:
-        cuts.append(Cut(start * PAGE, (stop - start) * PAGE, zero=False))
+    if start < stop or partial:
+        cuts.append(Cut(start * PAGE, (stop - start) * PAGE + partial, zero=False))
 
 
 def _cut_at_marks(cuts: list[Cut], marks: npt.NDArray[np.int64], start: int, stop: int) -> int:
@@ -147,12 +145,3 @@ def _cut_at_marks(cuts: list[Cut], marks: npt.NDArray[np.int64], start: int, sto
             return start
         cuts.append(Cut(start * PAGE, (end - start) * PAGE, zero=False))
         start = end
-
-
-def _add_partial_page(cuts: list[Cut], start: int, end: int) -> None:
-    """A file's last bytes that fill no page go with the last chunk where it has room."""
-    if cuts and not cuts[-1].zero and cuts[-1].length + (end - start) <= MAX_PAGES * PAGE:
-        before = cuts.pop()
-        cuts.append(Cut(before.offset, before.length + end - start, zero=False))
-    else:
-        cuts.append(Cut(start, end - start, zero=False))
