@@ -8,7 +8,6 @@ visible before :meth:`Session.commit` returns; an abandoned session leaves garba
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 import time
@@ -20,22 +19,21 @@ from typing import TYPE_CHECKING, Self
 
 from gpuimg.errors import BadNameError, GpuimgError
 from gpuimg.store import files, manifest
-from gpuimg.store.chunking import Cut, Cutter, layout_for, make_cutter
+from gpuimg.store.chunking import Cut, layout_for
 from gpuimg.store.codec import RAW, Chooser
 from gpuimg.store.hashing import identify
+from gpuimg.store.incoming import FileIngest, PathJob
 from gpuimg.store.index import Index
 from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import Lease, shared_lock
 from gpuimg.store.memory import keep_freed_memory
-from gpuimg.store.model import FileEntry, Layout, SegmentRef, Source, Statistics
+from gpuimg.store.model import FileEntry, SegmentRef, Source, Statistics
 from gpuimg.store.packwriter import PackWriter, Sealer
-from gpuimg.store.pool import SLAB_SIZE, Pool, Slab
-from gpuimg.store.recipe import Entry, RecipeBuilder, encode_segment
-from gpuimg.store.workers import Job, StageTimes, Workers, cores
+from gpuimg.store.pool import Pool, Slab
+from gpuimg.store.recipe import Entry, encode_segment
+from gpuimg.store.workers import StageTimes, Workers, cores
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
-
     from gpuimg.store.checkpoint import Checkpoint
 
 
@@ -57,186 +55,6 @@ class _Worker:
     def __init__(self) -> None:
         self.counts = _Counts()
         self.stages = StageTimes()
-
-
-class FileIngest:
-    """One open file of a session. All stream files of a session are driven by one thread."""
-
-    def __init__(self, session: Session, name: str, layout: Layout, chunk_size: int) -> None:
-        self.name = name
-        self.size = 0
-        self.layout = layout
-        self.closed = False
-        self.recipe = RecipeBuilder()
-        self.chooser = Chooser()
-        self.inline: bytes | None = None
-        self.cutter: Cutter = make_cutter(layout, chunk_size)
-        self._session = session
-        self._parts = 0
-        self._slab: Slab | None = None
-        self._filled = 0
-        self._tail = b""
-
-    def fill(self, fd: int, limit: int | None = None) -> int:
-        """Read once from `fd`, at most `limit` bytes; returns the count, 0 at the end of the file.
-
-        BlockingIOError passes through; other OSErrors of the read become GpuimgErrors.
-        """
-        slab = self._open_slab()
-        end = SLAB_SIZE if limit is None else min(SLAB_SIZE, self._filled + limit)
-        try:
-            count = os.readv(fd, [slab.view[self._filled : end]])
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise files.describe_os_error(error, f"reading {self.name}") from error
-        self._advance(count)
-        return count
-
-    def write(self, data: Buffer) -> None:
-        """Append bytes."""
-        view = memoryview(data).cast("B")
-        while view:
-            slab = self._open_slab()
-            count = min(len(view), SLAB_SIZE - self._filled)
-            slab.view[self._filled : self._filled + count] = view[:count]
-            view = view[count:]
-            self._advance(count)
-
-    def close(self) -> None:
-        """The file is complete."""
-        if self.closed:
-            return
-        self.closed = True
-        if self.size <= manifest.INLINE_LIMIT:
-            slab = self._slab
-            self.inline = bytes(slab.view[: self._filled]) if slab else self._tail
-            self.drop()
-        elif self._slab or self._tail:
-            self._open_slab()
-            self._submit(last=True)
-
-    def drop(self) -> None:
-        """Give the slab back, and what is in it up."""
-        if self._slab:
-            self._session.forget_holder(self)
-            self._session.pool.release(self._slab)
-            self._slab = None
-
-    def spill(self) -> None:
-        """Hand over what can be cut and give the slab back; the rest moves to private memory."""
-        if self._slab:
-            self._submit(last=False)
-
-    def next_part(self) -> int:
-        """Numbers the parts handed to workers, in file order."""
-        self._parts += 1
-        return self._parts - 1
-
-    def _open_slab(self) -> Slab:
-        self._session.check()
-        if self._slab is None:
-            self._slab = self._session.slab_for(self)
-            self._filled = len(self._tail)
-            self._slab.view[: self._filled] = self._tail
-            self._tail = b""
-        return self._slab
-
-    def _advance(self, count: int) -> None:
-        self._filled += count
-        self.size += count
-        if self._filled == SLAB_SIZE:
-            self._submit(last=False)
-
-    def _submit(self, *, last: bool) -> None:
-        slab = self._slab
-        assert slab is not None
-        self._session.forget_holder(self)
-        self._slab = None
-        cuts, covered = self.cutter.cut(slab.array[: self._filled], last=last)
-        self._tail = bytes(slab.view[covered : self._filled])
-        self._session.submit_slab(self, self.next_part(), slab, cuts)
-
-
-class _SlabJob(Job):
-    """Processes one filled and cut slab."""
-
-    def __init__(self, session: Session, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
-        self.session = session
-        self.file = file
-        self.part = part
-        self.slab = slab
-        self.cuts = cuts
-
-    def run(self, worker: int) -> None:
-        try:
-            self.session.process(worker, self.file, self.part, self.slab, self.cuts)
-        finally:
-            self.session.pool.release(self.slab)
-
-    def cancel(self) -> None:
-        self.session.pool.release(self.slab)
-
-
-class _PathJob(Job):
-    """Reads the next slab of a regular file, queues itself again for the rest, processes the slab."""
-
-    def __init__(self, session: Session, file: FileIngest, path: Path) -> None:
-        self.session = session
-        self.file = file
-        self.path = path
-        self.fd = -1
-        self.tail = b""
-
-    def run(self, worker: int) -> None:
-        stages = self.session.workers_own[worker].stages
-        slab = self.session.pool.acquire()
-        try:
-            try:
-                with files.os_errors(f"reading {self.path}"), stages.measure("read"):
-                    filled, last = self._fill(slab)
-                self.file.size += filled - len(self.tail)
-                if last and self.file.size <= manifest.INLINE_LIMIT:
-                    self.file.inline = bytes(slab.view[:filled])
-                    self._close()
-                    return
-                with stages.measure("cut"):
-                    cuts, covered = self.file.cutter.cut(slab.array[:filled], last=last)
-            except BaseException:
-                self._close()
-                raise
-            self.tail = bytes(slab.view[covered:filled])
-            part = self.file.next_part()
-            # From here on another worker may run this job for the next slab.
-            if last:
-                self._close()
-            else:
-                self.session.workers.submit(self, first=True)
-            self.session.process(worker, self.file, part, slab, cuts)
-        finally:
-            self.session.pool.release(slab)
-
-    def cancel(self) -> None:
-        self._close()
-
-    def _fill(self, slab: Slab) -> tuple[int, bool]:
-        """Fill the slab behind the tail; returns the bytes in it and whether the file ends there."""
-        if self.fd < 0:
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        filled = len(self.tail)
-        slab.view[:filled] = self.tail
-        while filled < SLAB_SIZE:
-            count = os.readv(self.fd, [slab.view[filled:]])
-            if not count:
-                return filled, True
-            filled += count
-        return filled, False
-
-    def _close(self) -> None:
-        self.file.closed = True
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 class Session:
@@ -263,6 +81,9 @@ class Session:
         self._unsealed: set[bytes] = set()
         self._writers: list[PackWriter] = []
         self._files: dict[str, FileIngest] = {}
+        self._small: dict[str, FileEntry] = {}
+        self.raw_bytes = 0
+        """Bytes taken in so far; grows while the session makes progress."""
         self._holders: dict[FileIngest, None] = {}
         self._ended = False
         with files.os_errors("taking a lease on the store"):
@@ -271,8 +92,8 @@ class Session:
         keep_freed_memory()
         self.pool = Pool()
         self._sealer = Sealer(index, self._sealed)
-        self.workers_own = [_Worker() for _ in range(cores())]
-        self.workers = Workers(len(self.workers_own))
+        self._own = [_Worker() for _ in range(cores())]
+        self.workers = Workers(len(self._own))
 
     def __enter__(self) -> Self:
         return self
@@ -293,7 +114,7 @@ class Session:
             The name is not allowed, or the session has a file of that name.
         """
         manifest.check_name(name)
-        if name in self._files:
+        if name in self._files or name in self._small:
             raise BadNameError(
                 f"the file {name} arrived twice", remedy="give every file of a checkpoint a name of its own"
             )
@@ -304,7 +125,7 @@ class Session:
     def add_path(self, name: str, path: Path) -> None:
         """Add a regular file; it is read while other calls go on, at the latest in commit."""
         self.check()
-        self.workers.submit(_PathJob(self, self.file(name), path))
+        self.workers.submit(PathJob(self, self.file(name), path))
 
     def small_file(self, name: str) -> bytes:
         """The bytes of a complete file that is small enough to stand in the manifest.
@@ -314,21 +135,13 @@ class Session:
         KeyError
             There is no such file, or it is larger.
         """
-        data = self._files[name].inline
-        if data is None:
-            raise KeyError(name)
-        return data
-
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes taken in so far; grows while the session makes progress."""
-        return sum(file.size for file in list(self._files.values()))
+        return self._small[name].data
 
     @property
     def stages(self) -> StageTimes:
         """CPU seconds of the workers so far, by stage."""
         total = StageTimes()
-        for own in self.workers_own:
+        for own in self._own:
             total.add(own.stages)
         return total
 
@@ -353,14 +166,24 @@ class Session:
     def forget_holder(self, file: FileIngest) -> None:
         self._holders.pop(file, None)
 
-    def submit_slab(self, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
-        self.workers.submit(_SlabJob(self, file, part, slab, cuts))
+    def took(self, count: int) -> None:
+        with self._lock:
+            self.raw_bytes += count
+
+    def finish_small(self, file: FileIngest, data: bytes) -> None:
+        """Keep a complete small file by its entry alone: there may be very many."""
+        with self._lock:
+            self._small[file.name] = FileEntry(file.name, file.size, file.layout, data, ())
+            del self._files[file.name]
+
+    def stages_of(self, worker: int) -> StageTimes:
+        return self._own[worker].stages
 
     # Work, on the workers' threads
 
     def process(self, worker: int, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
         """Hash, look up, code and write the chunks of one slab, and put them into the file's recipe."""
-        own = self.workers_own[worker]
+        own = self._own[worker]
         with own.stages.measure("hash"):
             ids = [
                 None if cut.zero else identify(slab.view[cut.offset : cut.offset + cut.length])
@@ -464,13 +287,13 @@ class Session:
         return self._load(checkpoint_id)
 
     def _commit(self, tag: str | None, source: Source) -> bytes:
-        unfinished = [file.name for file in self._files.values() if not file.closed]
+        unfinished = [name for name, file in list(self._files.items()) if not file.closed]
         self.workers.drain()
         self.check()
-        unfinished = [name for name in unfinished if not self._files[name].closed]
+        unfinished = [name for name in unfinished if name in self._files and not self._files[name].closed]
         if unfinished:
             raise GpuimgError(f"the file {unfinished[0]} is not complete", remedy="close it before commit")
-        entries = [self._file_entry(file) for file in self._files.values()]
+        entries = [*self._small.values(), *(self._file_entry(file) for file in self._files.values())]
         while self._writers:
             self._sealer.submit(self._writers.pop())
         self._sealer.finish()
@@ -492,8 +315,6 @@ class Session:
         return checkpoint_id
 
     def _file_entry(self, file: FileIngest) -> FileEntry:
-        if file.inline is not None:
-            return FileEntry(file.name, file.size, file.layout, file.inline, ())
         for number, segment in file.recipe.finish():
             file.recipe.segments[number] = self._store_segment(segment)
         segments = tuple(file.recipe.segments[number] for number in range(len(file.recipe.segments)))
@@ -501,7 +322,7 @@ class Session:
 
     def _statistics(self, entries: list[FileEntry]) -> Statistics:
         names = _Counts.__dataclass_fields__
-        sums = {name: sum(getattr(own.counts, name) for own in self.workers_own) for name in names}
+        sums = {name: sum(getattr(own.counts, name) for own in self._own) for name in names}
         return Statistics(
             raw_bytes=sum(entry.size for entry in entries),
             new_bytes=self._sealer.totals.bytes,

@@ -8,7 +8,8 @@ from gpuimg.errors import BadStreamError
 from gpuimg.stream.protocol import check_name
 
 if TYPE_CHECKING:
-    from gpuimg.store.ingest import FileIngest, Session
+    from gpuimg.store.incoming import FileIngest
+    from gpuimg.store.ingest import Session
 
 
 class _CapturedFile:

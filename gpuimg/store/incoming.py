@@ -1,0 +1,237 @@
+"""Files on their way in: streams that are filled piece by piece, regular files that workers read.
+
+Both cut what they have into chunks, slab by slab, and hand the slabs to the pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from gpuimg.store import files, manifest
+from gpuimg.store.chunking import Cut, Cutter, make_cutter
+from gpuimg.store.codec import Chooser
+from gpuimg.store.model import Layout
+from gpuimg.store.pool import SLAB_SIZE, Pool, Slab
+from gpuimg.store.recipe import RecipeBuilder
+from gpuimg.store.workers import Job, StageTimes, Workers
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+
+class Pipeline(Protocol):
+    """What files need of the session they belong to."""
+
+    pool: Pool
+    workers: Workers
+
+    def check(self) -> None:
+        """Raise what made the session fail."""
+        ...
+
+    def took(self, count: int) -> None:
+        """Count bytes taken in."""
+        ...
+
+    def slab_for(self, file: FileIngest) -> Slab:
+        """A slab for a stream file, which holds it until it hands it over."""
+        ...
+
+    def forget_holder(self, file: FileIngest) -> None:
+        """The file holds no slab any more."""
+        ...
+
+    def process(self, worker: int, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
+        """Hash, look up, code and write the chunks of one slab, and put them into the file's recipe."""
+        ...
+
+    def finish_small(self, file: FileIngest, data: bytes) -> None:
+        """The file is complete and small enough to stand in the manifest."""
+        ...
+
+    def stages_of(self, worker: int) -> StageTimes:
+        """Where a worker counts its time."""
+        ...
+
+
+class FileIngest:
+    """One open file of a session. All stream files of a session are driven by one thread."""
+
+    def __init__(self, session: Pipeline, name: str, layout: Layout, chunk_size: int) -> None:
+        self.name = name
+        self.size = 0
+        self.layout = layout
+        self.closed = False
+        self.recipe = RecipeBuilder()
+        self.chooser = Chooser()
+        self.cutter: Cutter = make_cutter(layout, chunk_size)
+        self._session = session
+        self._parts = 0
+        self._slab: Slab | None = None
+        self._filled = 0
+        self._tail = b""
+
+    def fill(self, fd: int, limit: int | None = None) -> int:
+        """Read once from `fd`, at most `limit` bytes; returns the count, 0 at the end of the file.
+
+        BlockingIOError passes through; other OSErrors of the read become GpuimgErrors.
+        """
+        slab = self._open_slab()
+        end = SLAB_SIZE if limit is None else min(SLAB_SIZE, self._filled + limit)
+        try:
+            count = os.readv(fd, [slab.view[self._filled : end]])
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise files.describe_os_error(error, f"reading {self.name}") from error
+        self._advance(count)
+        return count
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes."""
+        view = memoryview(data).cast("B")
+        while view:
+            slab = self._open_slab()
+            count = min(len(view), SLAB_SIZE - self._filled)
+            slab.view[self._filled : self._filled + count] = view[:count]
+            view = view[count:]
+            self._advance(count)
+
+    def close(self) -> None:
+        """The file is complete."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.size <= manifest.INLINE_LIMIT:
+            data = bytes(self._slab.view[: self._filled]) if self._slab else self._tail
+            self.drop()
+            self._session.finish_small(self, data)
+        elif self._slab or self._tail:
+            self._open_slab()
+            self._submit(last=True)
+
+    def drop(self) -> None:
+        """Give the slab back, and what is in it up."""
+        if self._slab:
+            self._session.forget_holder(self)
+            self._session.pool.release(self._slab)
+            self._slab = None
+
+    def spill(self) -> None:
+        """Hand over what can be cut and give the slab back; the rest moves to private memory."""
+        if self._slab:
+            self._submit(last=False)
+
+    def next_part(self) -> int:
+        """Numbers the parts handed to workers, in file order."""
+        self._parts += 1
+        return self._parts - 1
+
+    def _open_slab(self) -> Slab:
+        self._session.check()
+        if self._slab is None:
+            self._slab = self._session.slab_for(self)
+            self._filled = len(self._tail)
+            self._slab.view[: self._filled] = self._tail
+            self._tail = b""
+        return self._slab
+
+    def _advance(self, count: int) -> None:
+        self._filled += count
+        self.size += count
+        self._session.took(count)
+        if self._filled == SLAB_SIZE:
+            self._submit(last=False)
+
+    def _submit(self, *, last: bool) -> None:
+        slab = self._slab
+        assert slab is not None
+        self._session.forget_holder(self)
+        self._slab = None
+        cuts, covered = self.cutter.cut(slab.array[: self._filled], last=last)
+        self._tail = bytes(slab.view[covered : self._filled])
+        self._session.workers.submit(_SlabJob(self._session, self, self.next_part(), slab, cuts))
+
+
+class _SlabJob(Job):
+    """Processes one filled and cut slab."""
+
+    def __init__(self, session: Pipeline, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
+        self.session = session
+        self.file = file
+        self.part = part
+        self.slab = slab
+        self.cuts = cuts
+
+    def run(self, worker: int) -> None:
+        try:
+            self.session.process(worker, self.file, self.part, self.slab, self.cuts)
+        finally:
+            self.session.pool.release(self.slab)
+
+    def cancel(self) -> None:
+        self.session.pool.release(self.slab)
+
+
+class PathJob(Job):
+    """Reads the next slab of a regular file, queues itself again for the rest, processes the slab."""
+
+    def __init__(self, session: Pipeline, file: FileIngest, path: Path) -> None:
+        self.session = session
+        self.file = file
+        self.path = path
+        self.fd = -1
+        self.tail = b""
+
+    def run(self, worker: int) -> None:
+        stages = self.session.stages_of(worker)
+        slab = self.session.pool.acquire()
+        try:
+            try:
+                with files.os_errors(f"reading {self.path}"), stages.measure("read"):
+                    filled, last = self._fill(slab)
+                self.file.size += filled - len(self.tail)
+                self.session.took(filled - len(self.tail))
+                if last and self.file.size <= manifest.INLINE_LIMIT:
+                    self._close()
+                    self.session.finish_small(self.file, bytes(slab.view[:filled]))
+                    return
+                with stages.measure("cut"):
+                    cuts, covered = self.file.cutter.cut(slab.array[:filled], last=last)
+            except BaseException:
+                self._close()
+                raise
+            self.tail = bytes(slab.view[covered:filled])
+            part = self.file.next_part()
+            # From here on another worker may run this job for the next slab.
+            if last:
+                self._close()
+            else:
+                self.session.workers.submit(self, first=True)
+            self.session.process(worker, self.file, part, slab, cuts)
+        finally:
+            self.session.pool.release(slab)
+
+    def cancel(self) -> None:
+        self._close()
+
+    def _fill(self, slab: Slab) -> tuple[int, bool]:
+        """Fill the slab behind the tail; returns the bytes in it and whether the file ends there."""
+        if self.fd < 0:
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        filled = len(self.tail)
+        slab.view[:filled] = self.tail
+        while filled < SLAB_SIZE:
+            count = os.readv(self.fd, [slab.view[filled:]])
+            if not count:
+                return filled, True
+            filled += count
+        return filled, False
+
+    def _close(self) -> None:
+        self.file.closed = True
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
