@@ -18,6 +18,8 @@ PAGE = 4096
 MIN_PAGES = 16
 MAX_PAGES = 256
 _MEAN_EXTRA_PAGES = 48
+# An eighth of a page tells pages apart as well as all of it, for an eighth of the time.
+_SUMMED_WORDS = 64
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _THRESHOLD = np.uint64(2**64 // _MEAN_EXTRA_PAGES)
 
@@ -75,7 +77,7 @@ class FixedCutter:
 
 def is_zero(data: Buffer) -> bool:
     """Whether all bytes are zero; non-zero data is nearly always recognised from a few samples."""
-    return not data[::4099].any() and not data.any()
+    return not data[::4099].any() and not data.max(initial=0)
 
 
 class PageCutter:
@@ -90,7 +92,7 @@ class PageCutter:
     def cut(self, buffer: Buffer, *, last: bool) -> tuple[list[Cut], int]:
         pages = len(buffer) // PAGE
         words = buffer[: pages * PAGE].view(np.uint64).reshape(pages, PAGE // 8)
-        sums = words.sum(axis=1, dtype=np.uint64)
+        sums = words[:, :_SUMMED_WORDS].sum(axis=1, dtype=np.uint64)
         runs = _zero_runs(words, sums)
         # A short run at the end may go on in the next buffer: nothing is cut behind its start yet.
         stop = pages
@@ -118,13 +120,18 @@ class PageCutter:
 
 def _zero_runs(words: npt.NDArray[np.uint64], sums: npt.NDArray[np.uint64]) -> list[tuple[int, int]]:
     """All runs of zero pages as (first, end)."""
-    candidates = np.flatnonzero(sums == 0)
-    if not len(candidates):
+    found: list[tuple[int, int]] = []
+    for start, stop in _runs(np.flatnonzero(sums == 0)):
+        zero = np.flatnonzero(words[start:stop].max(axis=1) == 0)
+        found += [(start + first, start + end) for first, end in _runs(zero)]
+    return found
+
+
+def _runs(numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The runs of consecutive numbers in an ascending array, as (first, end)."""
+    if not len(numbers):
         return []
-    zero = candidates[~words[candidates].any(axis=1)]
-    if not len(zero):
-        return []
-    runs = np.split(zero, np.flatnonzero(np.diff(zero) != 1) + 1)
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     return [(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 

@@ -34,6 +34,8 @@ _SAMPLE = 4096
 _SAMPLES = 4
 _LOOK_EVERY = 16
 _SURPRISE = 0.10
+# Chi-square of 256 classes: 255 is expected of random bytes, and 400 is six deviations above.
+_RANDOM = 400
 
 
 class Codec(enum.IntEnum):
@@ -170,6 +172,14 @@ def look(chunk: Buffer) -> tuple[Coding, float]:
     return (best, ratio) if ratio < _WORTHWHILE else (RAW, 1.0)
 
 
+def looks_random(chunk: Buffer) -> bool:
+    """Whether the bytes in the middle of a chunk are as evenly spread as random ones (chi-square)."""
+    start = max(0, len(chunk) // 2 - _SAMPLE // 2)
+    counts = np.bincount(chunk[start : start + _SAMPLE], minlength=256)
+    size = int(counts.sum())
+    return int(np.dot(counts, counts)) * 256 / size - size < _RANDOM
+
+
 def _sample(chunk: Buffer) -> Buffer:
     if len(chunk) <= _SAMPLE * _SAMPLES:
         return chunk
@@ -180,8 +190,8 @@ def _sample(chunk: Buffer) -> Buffer:
 class Chooser:
     """Chooses the coding of the chunks of one file, with a memory of what won on it before.
 
-    A full look is taken at every 16th chunk, at every chunk while the last look found nothing that
-    compresses, and whenever a result is not what the last look promised.
+    A full look is taken at every 16th chunk, and whenever a chunk is not what the last look promised: a
+    coded one by its ratio, one that was to be stored raw by a glance at its bytes.
     """
 
     def __init__(self) -> None:
@@ -191,7 +201,7 @@ class Chooser:
 
     def encode(self, chunk: Buffer) -> tuple[Coding, bytes | None]:
         """The chosen coding and the payload (None: store it raw)."""
-        looked = self._until_look <= 0 or self._coding is RAW
+        looked = self._until_look <= 0 or (self._coding is RAW and not looks_random(chunk))
         if looked:
             self._look(chunk)
         coding, promise = self._coding, self._promise
