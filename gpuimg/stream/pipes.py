@@ -19,7 +19,6 @@ from gpuimg.errors import BadStreamError, InputOutputError
 
 PAGE = 4096
 MIB = 1024 * 1024
-DEFAULT_CAPACITY = 64 * 1024
 
 _INT = struct.Struct("i")
 _ZERO_INT = bytes(_INT.size)

@@ -107,6 +107,15 @@ class Session(ABC):
             self._hang_up()
             self._changed.notify_all()
 
+    def close(self, timeout: float = 10.0) -> None:
+        """Abort if need be, and wait until the session's thread no longer touches sink or source.
+
+        After `timeout` seconds it is left behind; a thread that is blocked in a sink can take that long.
+        """
+        self.abort()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
     def _hang_up(self) -> None:
         """Close the connection under a thread that may be blocked on it."""
         if self._connection is not None:

@@ -22,6 +22,8 @@ from gpuimg.stream.seams import ImageSource, StreamConsumer, StreamFile
 PROGRAM = "criu-image-streamer"
 UPSTREAM_VERSION = "1.0.0"
 EXT_CAPACITY = pipes.MIB
+TAR_BLOCK = 512
+COPY_SIZE = 256 * 1024
 
 
 def version() -> str:
@@ -32,37 +34,43 @@ def version() -> str:
 
 
 class _ExtFile:
-    """A file of the stream that goes straight to a pipe that was given for it."""
+    """A file of the stream that goes straight to a pipe that was given for it.
+
+    Its bytes go out in whole blocks: tar, which reads such a pipe most often, takes a read that ends within
+    a block for a broken archive.
+    """
 
     def __init__(self, name: str, fd: int) -> None:
         self._name = name
         self._fd = fd
+        self._held = b""
         self._gone = False
 
     def write(self, data: bytes | memoryview) -> None:
-        if self._gone:
+        if self._held:
+            data = self._held + data
+        whole = len(data) & -TAR_BLOCK
+        self._held = bytes(data[whole:])
+        self._put(data[:whole])
+
+    def fill(self, fd: int, limit: int) -> int:
+        data = pipes.read_some(fd, min(limit, COPY_SIZE))
+        self.write(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._put(self._held)
+        os.close(self._fd)
+
+    def _put(self, data: bytes | memoryview) -> None:
+        if self._gone or not data:
             return
         try:
             pipes.write_all(self._fd, data)
         except BrokenPipeError:
-            self._reader_left()
-
-    def fill(self, fd: int, limit: int) -> int:
-        if self._gone:
-            return len(pipes.read_some(fd, min(limit, pipes.MIB)))
-        try:
-            return pipes.splice_pipes(fd, self._fd, limit)
-        except BrokenPipeError:
-            self._reader_left()
-            return self.fill(fd, limit)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def _reader_left(self) -> None:
-        """The rest is dropped: like tar, a reader may know where its data end."""
-        self._gone = True
-        print(f"{PROGRAM} Warn: {self._name} was not read to its end", file=sys.stderr)
+            # The rest is dropped: like tar, a reader may know where its data end.
+            self._gone = True
+            print(f"{PROGRAM} Warn: {self._name} was not read to its end", file=sys.stderr)
 
 
 class _WithExtFiles:

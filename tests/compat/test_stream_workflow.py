@@ -84,6 +84,32 @@ def test_ext_file_whose_reader_leaves_early_harms_nothing(workflow):
     flow.finish()
 
 
+def test_an_ext_file_is_written_in_whole_blocks_of_tar(workflow):
+    """However it came: tar takes a read that ends within a block for a broken archive."""
+    data = content("tarball", 700_000) + b"end"
+    read, write = os.pipe()
+    out, target = os.pipe()
+    flow = workflow(ext_in=[("fs.tar", read)], ext_out=[("fs.tar", target)])
+
+    def trickle():
+        for begin in range(0, len(data), 7001):
+            write_all(write, data[begin : begin + 7001])
+        os.close(write)
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    got = b""
+    while piece := os.read(out, 10 * KIB):
+        got += piece
+        assert len(got) % 512 == 0 or len(got) == len(data)
+    thread.join()
+    os.close(out)
+    assert got == data
+    flow.finish_capture(started=False)
+    flow.connect_serve()
+    flow.finish()
+
+
 def test_load_balancing(workflow):
     """A shard that is read at 1 MiB/s gets little; the others take over."""
 

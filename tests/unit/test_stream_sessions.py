@@ -148,6 +148,11 @@ def test_abort_before_and_after_criu_has_come(tmp_path):
     capture.start()
     capture.abort()
     capture.wait(5)
+    capture = Capture(tmp_path, MemoryConsumer())
+    capture.start()
+    capture.close()
+    assert capture.ended
+    capture.close()
     assert not (tmp_path / "streamer-capture.sock").exists()
     dump = Dump(tmp_path)
     pages = dump.client.write("pages-1.img")
