@@ -13,7 +13,7 @@ from gpuimg.store import files
 from gpuimg.store.context import Context
 from gpuimg.store.hashing import checksum
 from gpuimg.store.index import PackEntry, toc_chunk_ids
-from gpuimg.store.layout import StoreFolder
+from gpuimg.store.layout import StoreFolder, parse_id
 from gpuimg.store.lease import Lease, exclusive_lock, live_leases
 from gpuimg.store.model import GcReport
 from gpuimg.store.pack import OBJECT_HEADER_SIZE, PackInfo, entry_header, object_size
@@ -148,7 +148,7 @@ def _remove_leftovers(folder: StoreFolder) -> int:
         with contextlib.suppress(FileNotFoundError):
             # Tags and leases in the making belong to nobody; they are there for moments only.
             old = time.time() - path.stat().st_mtime > _OLD_SECONDS
-            if (len(owner) == 32 and owner not in live) or old:
+            if owner not in live and (len(owner) == 32 or old):
                 path.unlink()
                 count += 1
     return count
@@ -245,7 +245,12 @@ def _condemn(context: Context, marks: _Marks) -> int:
 def _delete(folder: StoreFolder) -> tuple[int, int, int]:
     """Delete condemned packs that nobody can count on; returns (deleted, bytes freed, still waiting)."""
     deleted = freed = waiting = 0
-    for pack_id in trashed(folder):
+    condemned = trashed(folder)
+    for path in folder.trash.glob("*.waits"):
+        # A crash came before its pack was condemned, or after it was deleted.
+        if parse_id(path.name, ".waits") not in condemned:
+            path.unlink()
+    for pack_id in condemned:
         waits = folder.waits(pack_id)
         live = {lease.hex() for lease in live_leases(folder)}
         try:
