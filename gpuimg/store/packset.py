@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from gpuimg.errors import DamagedError, NewerFormatError
@@ -38,7 +39,11 @@ def catch_up(folder: StoreFolder, config: Config, index: Index) -> None:
     for pack_id in folder.list_packs():
         if pack_id not in known:
             with contextlib.suppress(DamagedError, NewerFormatError, FileNotFoundError):
-                index.add_pack(load_pack(folder.pack(pack_id), config, pack_id))
+                info = load_pack(folder.pack(pack_id), config, pack_id)
+                # Its writer may have been killed before its name was durable.
+                files.sync_folder(folder.pack(pack_id).parent)
+                files.sync_folder(folder.packs)
+                index.add_pack(info)
 
 
 def trashed(folder: StoreFolder) -> list[bytes]:
@@ -58,11 +63,14 @@ def rescue(context: Context, entries: list[FileEntry]) -> None:
 
 
 def _rescue_chunks(context: Context, chunk_ids: list[bytes]) -> None:
-    known = context.index.contains(chunk_ids)
-    missing = {chunk_id for chunk_id, found in zip(chunk_ids, known, strict=True) if not found}
+    missing = _unknown(context, chunk_ids)
     if not missing:
         return
+    # A collector that was killed may have left them unindexed where they were; a repair may have
+    # overlooked a pack that came while it ran.
     folder = context.folder
+    catch_up(folder, context.config, context.index)
+    missing = _unknown(context, missing)
     for pack_id in trashed(folder):
         try:
             info = load_pack(folder.trashed_pack(pack_id), context.config, pack_id)
@@ -77,13 +85,14 @@ def _rescue_chunks(context: Context, chunk_ids: list[bytes]) -> None:
         files.sync_folder(folder.trash)
         context.index.add_pack(info)
         folder.waits(pack_id).unlink(missing_ok=True)
-    lost = [
-        chunk_id
-        for chunk_id, found in zip(missing, context.index.contains(missing), strict=True)
-        if not found
-    ]
+    lost = _unknown(context, missing)
     if lost:
         raise DamagedError(
             f"{len(lost)} chunks that this checkpoint shares with others have vanished from the store",
             remedy="take the checkpoint again; run `gpuimg verify` if this comes again",
         )
+
+
+def _unknown(context: Context, chunk_ids: Collection[bytes]) -> set[bytes]:
+    known = context.index.contains(chunk_ids)
+    return {chunk_id for chunk_id, found in zip(chunk_ids, known, strict=True) if not found}
