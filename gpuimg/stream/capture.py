@@ -12,6 +12,7 @@ import re
 import select
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuimg.errors import BadStreamError, IncompleteDumpError
@@ -20,10 +21,22 @@ from gpuimg.stream.seams import CaptureSink, FileSink
 from gpuimg.stream.session import Session
 
 PIPE_CAPACITY = 4 * pipes.MIB
+BULK = 32 * 1024
+"""A pipe that gives this many bytes at once is made larger. Most never do, and what all pipes of a user may
+hold together is limited: whoever takes too much leaves criu with pipes of two pages."""
 INVENTORY = "inventory.img"
 CPU_INFO = "cpuinfo.img"
 _TASK_IMAGE = re.compile(r"(?:(?:core|ids|fdinfo|mm|pagemap|pages|fs)-\d+|pstree|files|seccomp)\.img")
 """Images that only a dump of tasks has; with one of them and no inventory, the dump failed."""
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A file on its way, and whether its pipe has been made larger."""
+
+    name: str
+    sink: FileSink
+    enlarged: bool = False
 
 
 class Capture(Session):
@@ -56,7 +69,7 @@ class Capture(Session):
         self._ext_files = ext_files
         self._on_start = on_start
         self._names: set[str] = set()
-        self._open: dict[int, tuple[str, FileSink]] = {}
+        self._open: dict[int, _Incoming] = {}
         self._inventory = False
         self._task_images = False
         super().__init__(images_dir, protocol.CAPTURE_SOCKET)
@@ -130,7 +143,6 @@ class Capture(Session):
             self._on_start()
             self._on_start = None
         pipe = protocol.receive_pipe(connection, writable=False)
-        pipes.try_capacity(pipe, PIPE_CAPACITY)
         self._task_images = self._task_images or _TASK_IMAGE.fullmatch(name) is not None
         self._begin(epoll, name, pipe)
         return True
@@ -145,24 +157,27 @@ class Capture(Session):
             os.close(fd)
             raise
         self._names.add(name)
-        self._open[fd] = (name, sink)
+        self._open[fd] = _Incoming(name, sink)
         epoll.register(fd, select.EPOLLIN)
 
     def _pump(self, epoll: select.epoll, fd: int) -> None:
-        name, sink = self._open[fd]
+        file = self._open[fd]
         try:
-            count = sink.pump(fd)
+            count = file.sink.pump(fd)
         except BlockingIOError:
             return
         if count:
             self.bytes_moved += count
+            if count >= BULK and not file.enlarged:
+                pipes.try_capacity(fd, PIPE_CAPACITY)
+                file.enlarged = True
             return
-        sink.close()
+        file.sink.close()
         epoll.unregister(fd)
         os.close(fd)
         with self._changed:
             del self._open[fd]
-            if name == INVENTORY:
+            if file.name == INVENTORY:
                 self._inventory = True
             if self.complete:
                 self._changed.notify_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -302,3 +303,15 @@ class TestWriter:
             ShardWriter([writes[0], writes[0]])
         with (tmp_path / "x").open("wb") as file, pytest.raises(BadStreamError, match="is not a pipe"):
             ShardWriter([file.fileno()])
+
+
+def test_a_capacity_that_is_refused_is_halved_until_it_is_not():
+    """Root without CAP_SYS_RESOURCE gets `pipe-max-size`; asking for more must not mean 64 KiB."""
+    largest = int(Path("/proc/sys/fs/pipe-max-size").read_text())
+    read, write = os.pipe()
+    pipes.try_capacity(write, largest * 4)
+    assert pipes.capacity(write) >= largest
+    pipes.try_capacity(write, 4096)
+    assert pipes.capacity(write) == 4096
+    os.close(read)
+    os.close(write)
