@@ -113,7 +113,9 @@ class Session(ABC):
         After `timeout` seconds it is left behind; a thread that is blocked in a sink can take that long.
         """
         self.abort()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is None:
+            self._listener.close()
+        elif self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def _hang_up(self) -> None:

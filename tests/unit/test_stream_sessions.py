@@ -153,6 +153,7 @@ def test_abort_before_and_after_criu_has_come(tmp_path):
     capture.close()
     assert capture.ended
     capture.close()
+    Capture(tmp_path, MemoryConsumer()).close()
     assert not (tmp_path / "streamer-capture.sock").exists()
     dump = Dump(tmp_path)
     pages = dump.client.write("pages-1.img")
