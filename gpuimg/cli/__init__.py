@@ -5,6 +5,6 @@ Modules here import nothing heavy at their top (click only), so that `gpuimg --h
 
 from __future__ import annotations
 
-from gpuimg.cli.app import main
+from gpuimg.cli.app import main, run
 
-__all__ = ["main"]
+__all__ = ["main", "run"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -14,6 +16,9 @@ from gpuimg import __version__
 from gpuimg.cli import output
 from gpuimg.cli.context import State, common_options
 from gpuimg.errors import GpuimgError, UsageError
+
+OUTPUT_CLOSED = 141
+"""Exit status when whoever read standard output has gone, as a shell shows it for SIGPIPE."""
 
 COMMANDS: dict[str, str] = {
     "init": "store",
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = root.main(given, prog_name="gpuimg", standalone_mode=False, obj=State())
         return status if isinstance(status, int) else 0
     except output.OutputClosedError:
-        return 141
+        return OUTPUT_CLOSED
     except (click.Abort, KeyboardInterrupt):
         print("gpuimg: interrupted", file=sys.stderr)
         return 130
@@ -98,6 +103,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ),
             given,
         )
+
+
+def run() -> NoReturn:
+    """The console script: `main`, then out.
+
+    The interpreter's own way out visits every object twice more, which takes longer than many a command:
+    everything is closed and flushed when `main` returns, so it is left out.
+    """
+    gc.set_threshold(100_000)  # imports make many objects and no garbage
+    status = main()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = status or OUTPUT_CLOSED
+    os._exit(status)
 
 
 def _from_click(error: click.ClickException) -> UsageError:

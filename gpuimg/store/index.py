@@ -8,7 +8,6 @@ process may have grown it.
 from __future__ import annotations
 
 import os
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -131,7 +130,7 @@ class Index:
     def _stamp(self, txn: Any, store_id: bytes) -> None:
         txn.put(b"store", store_id, db=self._meta)
         txn.put(b"format", FORMAT, db=self._meta)
-        txn.put(b"epoch", secrets.token_bytes(16), db=self._meta)
+        txn.put(b"epoch", os.urandom(16), db=self._meta)
 
     def _broken(self, why: str) -> IndexBrokenError:
         return IndexBrokenError(
@@ -271,7 +270,7 @@ class Index:
                         txn.delete(chunk_id, db=self._chunks)
                 txn.delete(_NUMBER.pack(number), db=self._packs)
                 txn.delete(entry.id, db=self._numbers)
-            txn.put(b"epoch", secrets.token_bytes(16), db=self._meta)
+            txn.put(b"epoch", os.urandom(16), db=self._meta)
 
         self._write(action)
 
@@ -284,7 +283,7 @@ class Index:
                 txn.drop(table, delete=False)
             for info in listed:
                 self._put_pack(txn, info)
-            txn.put(b"epoch", secrets.token_bytes(16), db=self._meta)
+            txn.put(b"epoch", os.urandom(16), db=self._meta)
 
         self._write(action)
 

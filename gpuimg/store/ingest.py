@@ -8,7 +8,7 @@ visible before :meth:`Session.commit` returns; an abandoned session leaves garba
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -300,7 +300,7 @@ class Session:
         data, checkpoint_id = manifest.encode(
             store_id=self._config.id,
             created=time.time_ns(),
-            nonce=secrets.token_bytes(16),
+            nonce=os.urandom(16),
             source=source,
             statistics=self._statistics(entries),
             files=entries,

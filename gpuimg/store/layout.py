@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ class StoreFolder:
 
     def temporary(self, kind: str) -> Path:
         """A name in tmp/ that nobody else uses."""
-        return self.tmp / f"{kind}-{secrets.token_hex(8)}"
+        return self.tmp / f"{kind}-{os.urandom(8).hex()}"
 
     def list_packs(self) -> list[bytes]:
         """Ids of the packs in packs/, by file name; foreign files are left out."""
@@ -123,7 +122,7 @@ def create(root: Path, chunk_size: int) -> Config:
             files.make_folder(root / name)
         if not folder.lock.exists():
             os.close(files.create_private(folder.lock))
-        config = Config(secrets.token_bytes(16), chunk_size, secrets.randbits(64))
+        config = Config(os.urandom(16), chunk_size, int.from_bytes(os.urandom(8), "little"))
         text = {
             "format": FORMAT,
             "id": config.id.hex(),

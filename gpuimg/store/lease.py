@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ class Lease:
     """A live writer's lease. `id` (16 bytes) also stands in the headers of its packs."""
 
     def __init__(self, folder: StoreFolder) -> None:
-        self.id = secrets.token_bytes(_LEASE_SIZE)
+        self.id = os.urandom(_LEASE_SIZE)
         self._path = folder.leases / self.id.hex()
         # Locked under a name that gc does not read, so that gc never sees it unlocked.
         temporary = folder.temporary("lease")
