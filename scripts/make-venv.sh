@@ -21,4 +21,4 @@ echo "making $venv (once; takes about half a minute)"
 "$python" -m venv "$venv"
 # A plain path entry: the import hook of the default editable mode costs every start 10 ms.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --config-settings editable_mode=compat --editable '.[s3,test,dev,bench]'
+    --config-settings editable_mode=compat --editable '.[s3,test,dev]'
