@@ -10,7 +10,9 @@ to be decided comes in as functions. What this module promises:
   still for too long the run is given up.
 
 criu runs in a session of its own, out of reach of the terminal's signals, and is not killed when gpuimg
-dies: it notices (a broken pipe, no verdict) and cleans up behind itself better than a signal would let it.
+dies: it notices (a broken pipe, no verdict) and cleans up behind itself. Nor does this module ever kill a
+criu that dumps: struck in the instant in which it runs its own code inside a task, it would take the task
+with it. One that does not end is left alone and told of.
 """
 
 from __future__ import annotations
@@ -48,10 +50,11 @@ STALL_SECONDS = 120.0
 
 _TICK = 0.02
 _GRACE_SECONDS = 15.0
-"""How long criu may take to clean up after it was given up, before it is killed."""
+"""How long criu may take to clean up after it was given up."""
 
 _LOG = "criu.log"
 _STDERR = "criu.stderr"
+_MARK = "GPUIMG_RUN"
 
 # What gpuimg sets itself, and what makes a streamed image worthless without criu saying so.
 _OWN = {"--images-dir", "-D", "--work-dir", "-W", "--log-file", "-o", "--tree", "-t", "--stream", "--pidfile"}
@@ -309,19 +312,20 @@ class _Run:
     ) -> float:
         """Run criu to its end; return the seconds it took. Raises whatever makes the run no good."""
         started = time.monotonic()
-        control = Control(self._folder, self._stage)
-        try:
+        with contextlib.closing(Control(self._folder, self._stage)) as control:
             process = self._start(arguments, control, own_session=own_session)
-            family = Family(process.pid)
-            try:
-                self._wait(process, control, family, decide)
-            except BaseException:
-                control.close()
-                self._end(process, family)
-                raise
-            self._judge(process, control, family)
-        finally:
-            control.close()
+            with Family(process.pid, f"{_MARK}={self._folder}") as family:
+                try:
+                    self._wait(process, control, family, decide)
+                except BaseException as error:
+                    control.close()
+                    if not self._end(process, family):
+                        raise StalledError(
+                            f"criu {self._verb} was given up and does not end: process {process.pid}",
+                            remedy="the tasks run on when it ends; killing it may cost the task it works on",
+                        ) from error
+                    raise
+                self._judge(process, control, family)
         return time.monotonic() - started
 
     def _start(self, arguments: list[str], control: Control, *, own_session: bool) -> subprocess.Popen[bytes]:
@@ -330,10 +334,16 @@ class _Run:
         command = [str(self._criu.path), *arguments, "--stream", "--images-dir", folder, "--work-dir", folder]
         command += ["--log-file", _LOG, "-v4", "--action-script", str(control.script)]
         stdin = subprocess.DEVNULL if own_session else None
+        environment = {**os.environ, _MARK: folder}
         try:
             with (self._folder / _STDERR).open("wb") as output:
                 return subprocess.Popen(
-                    command, stdin=stdin, stdout=output, stderr=output, start_new_session=own_session
+                    command,
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=own_session,
                 )
         except OSError as error:
             raise NoCriuError(
@@ -385,18 +395,20 @@ class _Run:
             size = 0
         return self._watch.progress(), size
 
-    def _end(self, process: subprocess.Popen[bytes], family: Family) -> None:
-        """Have criu end on its own; kill it only if it does not."""
+    def _end(self, process: subprocess.Popen[bytes], family: Family) -> bool:
+        """Have criu end on its own account; False if it does not, and may not be made to."""
         self._watch.abort()
         try:
             process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            # Tasks under dump go on when their tracer is gone; half-restored ones must be ended.
+            if self._verb == "dump":
+                return False
             family.look()
             process.kill()
             process.wait()
         if self._verb == "restore":
             family.end()
+        return True
 
     def _judge(self, process: subprocess.Popen[bytes], control: Control, family: Family) -> None:
         """Raise unless the verdict was good and criu ended well."""

@@ -56,7 +56,11 @@ class _Streamer:
                     return
                 request = pb.FileRequest.FromString(body)
                 self.names.append(request.filename)
-                self.take(connection, request.filename)
+                try:
+                    self.take(connection, request.filename)
+                except (OSError, IndexError):
+                    # criu went away in the midst of a request.
+                    return
 
     @staticmethod
     def _exactly(connection: socket.socket, size: int) -> bytes | None:
@@ -130,26 +134,31 @@ class MemoryCapture(_Streamer):
 
 
 class MemoryServe(_Streamer):
-    """Serves a dump, as often as is asked."""
+    """Serves a dump, as often as is asked; nothing of the file `hold` comes before `abort`."""
 
     def __init__(self, folder: Path, files: dict[str, bytes]) -> None:
         self.files = files
-        self.stop_after: int | None = None
+        self.hold = ""
+        self._released = threading.Event()
         super().__init__(folder / "streamer-serve.sock")
 
     def take(self, connection: socket.socket, name: str) -> None:
         exists = name in self.files
         reply = pb.FileReply(exists=exists).SerializeToString()
-        try:
-            connection.sendall(struct.pack("<I", len(reply)) + reply)
-            if exists:
-                self._spawn(self._send, self._fd(connection), self.files[name])
-        except (OSError, IndexError):
-            return
+        connection.sendall(struct.pack("<I", len(reply)) + reply)
+        if exists:
+            self._spawn(self._send, self._fd(connection), name)
 
-    def _send(self, fd: int, data: bytes) -> None:
-        view = memoryview(data)
+    def abort(self) -> None:
+        self._released.set()
+        super().abort()
+
+    def _send(self, fd: int, name: str) -> None:
+        view = memoryview(self.files[name])
         with open(fd, "wb", buffering=0) as pipe:
+            if name == self.hold:
+                self._released.wait()
+                return
             while view:
                 try:
                     sent = pipe.write(view[: 1 << 20])

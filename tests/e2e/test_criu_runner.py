@@ -101,7 +101,7 @@ def test_leave_running(criu: Criu, start: Start) -> None:
 
 def assert_none_left(pids: list[int]) -> None:
     """Not even a dead child of this process; init is given a moment to collect its own."""
-    until(lambda: not any(map(state, pids)), f"the processes {pids} are gone")
+    until(lambda: not any(map(state, pids)), f"the processes {pids} are gone, not {list(map(state, pids))}")
 
 
 class RefusedError(Exception):
@@ -182,17 +182,41 @@ def test_gpuimg_killed_at_any_moment_lets_the_tasks_run_on(criu: Criu, start: St
     victim.assert_whole()
 
 
-def test_criu_killed_lets_the_tasks_run_on(criu: Criu, start: Start, folder: Path) -> None:
+def test_criu_killed_while_it_writes_lets_the_tasks_run_on(criu: Criu, start: Start, folder: Path) -> None:
     victim = start("native", mib=16)
     capture = MemoryCapture(folder, slow=0.02)
-    killer = threading.Thread(target=kill_criu, args=(folder, lambda: capture.progress > 0))
-    killer.start()
+    # Not earlier: a criu that dies while it runs its own code in a task takes the task with it.
+    writes = threading.Thread(target=kill_criu, args=(folder, lambda: "pages-1.img" in capture.names))
+    writes.start()
     with pytest.raises(CriuFailedError, match="killed by signal 9"):
         run_dump(criu, victim.pid, folder, on_post_dump=refuse)
-    killer.join()
+    writes.join()
     capture.close()
     victim.assert_runs()
     victim.assert_whole()
+
+
+def test_a_criu_that_hangs_in_a_dump_is_left_alone(
+    start: Start, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs the privilege that criu needs")
+    hanging = tmp_path / "criu"
+    hanging.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr("gpuimg.criu.runner._GRACE_SECONDS", 0.2)
+    with pytest.raises(StalledError, match="does not end") as caught:
+        run_dump(
+            Criu(hanging, (4, 2), "--criu"),
+            start().pid,
+            folder,
+            on_post_dump=refuse,
+            watch=Watch(stall_seconds=0.2),
+        )
+    pid = int((tmp_path / "pid").read_text())
+    assert str(pid) in caught.value.what
+    assert state(pid) == "S"
+    os.kill(pid, signal.SIGKILL)
 
 
 def kill_criu(folder: Path, when: object) -> None:
@@ -272,6 +296,81 @@ def test_a_criu_killed_during_restore_leaves_nothing_behind(
         run_restore(criu, folder, detach=detach, on_post_restore=kill)
     serve.close()
     assert_none_left(pids)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["native", "tree"])
+def test_gpuimg_killed_at_any_moment_of_a_restore_leaves_all_or_nothing(
+    criu: Criu, start: Start, tmp_path: Path, sign: int, kind: str
+) -> None:
+    victim = start(kind)
+    files, _ = dump(criu, victim)
+    victim.assert_gone()
+    pids = [process.pid for process in process_tree(files.__getitem__)]
+    images = tmp_path / "images"
+    images.mkdir()
+    for name, data in files.items():
+        (images / name).write_bytes(data)
+    program = [sys.executable, "-m", "tests.e2e.restore_once", str(criu.path), str(images)]
+    rng = random.Random(1)
+    for _ in range(5):
+        child = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"start\n"
+        time.sleep(rng.uniform(0.0, 0.2))
+        child.send_signal(sign)
+        restored = b"restored" in child.communicate(timeout=60)[0]
+        # criu, if it was left alone, notices and cleans up.
+        until(lambda: not criu_at_work(), "criu has ended")
+        if restored and any(state(pid) not in ("", "Z") for pid in pids):
+            victim.assert_runs()
+            victim.assert_whole()
+            victim.kill()
+        assert_none_left(pids)
+
+
+def criu_at_work() -> bool:
+    return any(b"--restore-detached" in cmdline(p) for p in Path("/proc").iterdir() if p.name.isdecimal())
+
+
+def test_criu_killed_at_any_moment_of_a_restore_leaves_nothing(criu: Criu, start: Start) -> None:
+    victim = start("tree")
+    files, _ = dump(criu, victim)
+    victim.assert_gone()
+    pids = [process.pid for process in process_tree(files.__getitem__)]
+    rng = random.Random(7)
+    for attempt in range(12):
+        with work_folder() as folder:
+            serve = MemoryServe(folder, files)
+            delay = rng.uniform(0.0, 0.05)
+
+            killer = threading.Thread(target=kill_soon, args=(folder, serve, delay))
+            killer.start()
+            with pytest.raises(CriuFailedError):
+                # Never lets criu finish: the killer comes first.
+                run_restore(criu, folder, detach=attempt % 2 == 0, on_post_restore=lambda: time.sleep(0.3))
+            killer.join()
+            serve.close()
+        assert_none_left(pids)
+
+
+def kill_soon(folder: Path, serve: MemoryServe, delay: float) -> None:
+    until(lambda: len(serve.names) > 3, "criu has begun")
+    time.sleep(delay)
+    kill_criu(folder, lambda: True)
+
+
+def test_a_restore_whose_streamer_stands_still_is_given_up(criu: Criu, start: Start, folder: Path) -> None:
+    victim = start("native", mib=4)
+    files, _ = dump(criu, victim)
+    victim.assert_gone()
+    serve = MemoryServe(folder, files)
+    serve.hold = "pages-1.img"
+    watch = Watch(progress=lambda: serve.progress, abort=serve.abort, stall_seconds=0.5)
+    with pytest.raises(StalledError):
+        run_restore(criu, folder, on_post_restore=refuse, watch=watch)
+    serve.close()
+    assert_none_left([victim.pid])
 
 
 def test_a_cut_image_does_not_restore(criu: Criu, start: Start) -> None:
