@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpuimg.errors import ImagesDirectoryError
 from gpuimg.store import files
+from gpuimg.store.catalogue import check_tag
 from gpuimg.store.checkpoint import Checkpoint
 from gpuimg.store.ingest import Session
 from gpuimg.store.model import Source
@@ -62,6 +63,8 @@ def import_directory(
 
     `watch` is called with the session when reading has begun, for progress.
     """
+    if tag is not None:
+        check_tag(tag)
     paths = image_paths(directory)
     with store.ingest() as session:
         if watch:

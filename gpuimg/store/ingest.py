@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Self
 
 from gpuimg.errors import BadNameError, GpuimgError
 from gpuimg.store import files, manifest
+from gpuimg.store.catalogue import check_tag
 from gpuimg.store.chunking import Cut, layout_for
 from gpuimg.store.codec import RAW, Chooser
 from gpuimg.store.hashing import identify
 from gpuimg.store.incoming import FileIngest, PathJob
 from gpuimg.store.index import Index
-from gpuimg.store.layout import Config, StoreFolder
+from gpuimg.store.layout import Config, StoreFolder, parse_id
 from gpuimg.store.lease import Lease, shared_lock
 from gpuimg.store.memory import keep_freed_memory
 from gpuimg.store.model import FileEntry, SegmentRef, Source, Statistics
@@ -280,6 +281,8 @@ class Session:
             Whatever failed; then there is no new checkpoint and the tag is where it was.
         """
         try:
+            if tag is not None:
+                check_tag(tag)
             with files.os_errors("committing the checkpoint"):
                 checkpoint_id = self._commit(tag, source or Source())
         finally:
@@ -311,8 +314,26 @@ class Session:
             temporary = self._folder.temporary(f"{self._lease.id.hex()}-manifest")
             files.write_durably(self._folder.manifest(checkpoint_id), data, temporary)
             if tag is not None:
-                self._set_tag(tag, checkpoint_id)
+                try:
+                    self._set_tag(tag, checkpoint_id)
+                except BaseException:
+                    self._take_back(tag, checkpoint_id)
+                    raise
         return checkpoint_id
+
+    def _take_back(self, tag: str, checkpoint_id: bytes) -> None:
+        """Without its tag there is no checkpoint; if the tag got there, it stays."""
+        manifest_path = self._folder.manifest(checkpoint_id)
+        with contextlib.suppress(OSError):
+            if parse_id(self._read_tag(tag)) != checkpoint_id:
+                manifest_path.unlink()
+                files.sync_folder(manifest_path.parent)
+
+    def _read_tag(self, tag: str) -> str:
+        try:
+            return (self._folder.tags / tag).read_text().strip()
+        except OSError:
+            return ""
 
     def _file_entry(self, file: FileIngest) -> FileEntry:
         for number, segment in file.recipe.finish():
