@@ -77,7 +77,7 @@ class ChunkReader:
         """One chunk's bytes."""
         place = self._places([chunk_id])[0]
         target = np.empty(place.raw, dtype=np.uint8)
-        self._read_group([_Wanted(chunk_id, place, 0)], target)
+        self._read_group_anew([_Wanted(chunk_id, place, 0)], target)
         return target.tobytes()
 
     def read_run(self, run: Run, target: Buffer) -> None:
@@ -250,7 +250,12 @@ def file_runs(
         if offset + ref.size <= start:
             offset += ref.size
             continue
-        for piece in _pieces(reader.segment(ref), offset):
+        try:
+            segment = reader.segment(ref)
+        except StoredDataError as error:
+            # Without its recipe the file is lost from where the recipe begins.
+            raise _at(error, offset) from None
+        for piece in _pieces(segment, offset):
             if piece.offset + piece.length <= start or piece.offset >= stop:
                 continue
             if pieces and piece.offset + piece.length - pieces[0].offset > SLAB_SIZE:
