@@ -71,7 +71,7 @@ def dump(
                 raise _after_commit(error, committed[0]) from error
             raise
         finally:
-            capture.abort()
+            capture.close()
     return committed[0]
 
 

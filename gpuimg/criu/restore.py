@@ -56,4 +56,4 @@ def restore(
                 watch=Watch(progress=lambda: serve.bytes_moved, abort=serve.abort, fault=lambda: serve.error),
             )
         finally:
-            serve.abort()
+            serve.close()
