@@ -298,7 +298,7 @@ def test_a_criu_killed_during_restore_leaves_nothing_behind(
     assert_none_left(pids)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("kind", ["native", "tree"])
 def test_gpuimg_killed_at_any_moment_of_a_restore_leaves_all_or_nothing(
     criu: Criu, start: Start, tmp_path: Path, sign: int, kind: str
@@ -313,7 +313,7 @@ def test_gpuimg_killed_at_any_moment_of_a_restore_leaves_all_or_nothing(
         (images / name).write_bytes(data)
     program = [sys.executable, "-m", "tests.e2e.restore_once", str(criu.path), str(images)]
     rng = random.Random(1)
-    for _ in range(5):
+    for _ in range(3):
         child = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert child.stdout is not None
         assert child.stdout.readline() == b"start\n"
@@ -339,7 +339,7 @@ def test_criu_killed_at_any_moment_of_a_restore_leaves_nothing(criu: Criu, start
     victim.assert_gone()
     pids = [process.pid for process in process_tree(files.__getitem__)]
     rng = random.Random(7)
-    for attempt in range(12):
+    for attempt in range(6):
         with work_folder() as folder:
             serve = MemoryServe(folder, files)
             delay = rng.uniform(0.0, 0.05)
