@@ -20,6 +20,7 @@ from .conftest import Start, state, until
 from .memory_streamer import MemoryCapture, MemoryServe
 
 pytestmark = pytest.mark.root
+ROOT = Path(__file__).resolve().parents[2]
 
 # Each holds something that criu takes only with an option, in a process that starts like a service.
 HOLDERS = {
@@ -174,3 +175,39 @@ def test_a_file_that_is_not_what_it_was(criu: Criu, tmp_path: Path, change: str)
     assert "held" in caught.value.what
     assert "put " in caught.value.remedy, str(caught.value)
     until(lambda: not state(holder.pid), "nothing is left")
+
+
+def test_a_shell_job_comes_back_in_another_terminal(criu: Criu, tmp_path: Path, native: list[str]) -> None:
+    process, images = tmp_path / "process", tmp_path / "images"
+    process.mkdir()
+    images.mkdir()
+    shell, terminal = pty.fork()
+    if shell == 0:
+        # A shell that starts one job in its terminal.
+        job = subprocess.Popen([*native, str(process), "1"], cwd="/")
+        job.wait()
+        os._exit(0)
+    until((process / "count").exists, "the job is up")
+    pid = int((process / "pid").read_text())
+    with work_folder() as folder:
+        capture = MemoryCapture(folder)
+
+        def keep() -> None:
+            for name, data in capture.complete().items():
+                (images / name).write_bytes(data)
+
+        run_dump(criu, pid, folder, on_post_dump=keep, extra_args=["--shell-job"])
+        capture.close()
+    os.waitpid(shell, 0)
+    os.close(terminal)
+    count = int((process / "count").read_text())
+    shell, terminal = pty.fork()
+    if shell == 0:
+        os.chdir(ROOT)
+        program = [sys.executable, "-m", "tests.e2e.restore_files", str(criu.path), str(images)]
+        os.execv(program[0], [*program, "--shell-job"])
+    until(lambda: int((process / "count").read_text()) > count, "the job goes on")
+    assert Path(f"/proc/{pid}/fd/0").readlink() == Path(f"/proc/{shell}/fd/0").readlink()
+    (process / "exit").write_text("5")
+    assert os.waitstatus_to_exitcode(os.waitpid(shell, 0)[1]) == 5
+    os.close(terminal)
