@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuimg.errors import DamagedError, NewerFormatError
 from gpuimg.store import files
 from gpuimg.store.context import Context
-from gpuimg.store.index import Index, toc_chunk_ids
+from gpuimg.store.index import Index, PackEntry, toc_chunk_ids
 from gpuimg.store.layout import Config, StoreFolder, parse_id
 from gpuimg.store.model import FileEntry
 from gpuimg.store.pack import PackInfo, read_pack
@@ -31,12 +31,20 @@ def load_pack(path: Path, config: Config, pack_id: bytes) -> PackInfo:
 
 
 def catch_up(folder: StoreFolder, config: Config, index: Index) -> None:
-    """Index the packs that a crash kept out of the index. Hold the shared lock.
+    """Index packs that a crash kept out of the index, forget those that are lost. Hold the shared lock.
 
-    Damaged packs are left for `verify` and `repair`.
+    A writer that found a chunk in a lost pack would not store it again. Damaged packs are left for
+    `verify` and `repair`.
     """
-    known = {entry.id for entry in index.packs().values()}
-    for pack_id in folder.list_packs():
+    packs = index.packs()
+    known = {entry.id for entry in packs.values()}
+    present = folder.list_packs()
+    lost = known.difference(present)
+    if lost:
+        _forget_lost(
+            folder, config, index, {n: entry for n, entry in packs.items() if entry.id in lost}, present
+        )
+    for pack_id in present:
         if pack_id not in known:
             with contextlib.suppress(DamagedError, NewerFormatError, FileNotFoundError):
                 info = load_pack(folder.pack(pack_id), config, pack_id)
@@ -44,6 +52,16 @@ def catch_up(folder: StoreFolder, config: Config, index: Index) -> None:
                 files.sync_folder(folder.pack(pack_id).parent)
                 files.sync_folder(folder.packs)
                 index.add_pack(info)
+
+
+def _forget_lost(
+    folder: StoreFolder, config: Config, index: Index, lost: dict[int, PackEntry], present: list[bytes]
+) -> None:
+    others = []
+    for pack_id in present:
+        with contextlib.suppress(DamagedError, NewerFormatError, FileNotFoundError):
+            others.append(load_pack(folder.pack(pack_id), config, pack_id))
+    index.forget_lost(lost, others)
 
 
 def trashed(folder: StoreFolder) -> list[bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuimg.errors import DamagedError, GpuimgError, NewerFormatError
+from gpuimg.errors import DamagedError, GpuimgError, IndexBrokenError, NewerFormatError
 from gpuimg.store import codec, files
 from gpuimg.store.catalogue import Catalogue
 from gpuimg.store.context import Context
@@ -51,9 +51,15 @@ def repair(folder: StoreFolder, config: Config, index: Index) -> RepairReport:
         for name in ("packs", "manifests", "tags", "leases", "trash", "damaged", "tmp", "index"):
             files.make_folder(folder.root / name)
         findings = _Findings()
-        infos = _repair_packs(context, findings)
+        try:
+            infos = _repair_packs(context, findings)
+            index.rebuild(infos)
+        except IndexBrokenError:
+            # Damage that shows only when it is touched.
+            index.remake()
+            infos = _repair_packs(context, findings)
+            index.rebuild(infos)
         _set_manifests_aside(folder, catalogue, findings)
-        index.rebuild(infos)
         report = verify(context, quick=True)
     packs.close()
     hurt = {fault.checkpoint for fault in report.faults if fault.checkpoint}

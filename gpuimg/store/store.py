@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gpuimg.errors import DamagedError, NewerFormatError
+from gpuimg.errors import DamagedError, NewerFormatError, UnknownReferenceError
 from gpuimg.store import files, layout, packset
 from gpuimg.store.catalogue import Catalogue, check_tag
 from gpuimg.store.checkpoint import Checkpoint, ReadResources
@@ -63,6 +63,13 @@ class _OpenIndexes:
                         del self._open[key]
                         index.close()
 
+    def after_fork(self) -> None:
+        """In the child: let go of what the parent has open, so that the child may open it anew."""
+        self._lock = threading.Lock()
+        for entry in self._open.values():
+            entry.index.close()
+        self._open.clear()
+
     @staticmethod
     def _key(folder: StoreFolder) -> tuple[int, int, int]:
         found = folder.root.stat()
@@ -70,6 +77,7 @@ class _OpenIndexes:
 
 
 _indexes = _OpenIndexes()
+os.register_at_fork(after_in_child=_indexes.after_fork)
 
 
 class Store:
@@ -77,6 +85,7 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.path = root
+        self._closed = False
         self.config = layout.load(root)
         self._folder = StoreFolder(root)
         with files.os_errors(f"opening the store {root}"):
@@ -100,7 +109,10 @@ class Store:
         self._resources = ReadResources(self._context.reader, Pool(), self._executor)
 
     def close(self) -> None:
-        """Let go of the store; its checkpoints cannot be read any more."""
+        """Let go of the store; its checkpoints cannot be read any more. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
         self._executor.shutdown(wait=True)
         self._context.packs.close()
         _indexes.release(self._context.index)
@@ -146,7 +158,8 @@ class Store:
         for checkpoint_id in self._context.catalogue.ids():
             try:
                 found.append(self._load(checkpoint_id))
-            except (DamagedError, NewerFormatError):
+            except (DamagedError, NewerFormatError, UnknownReferenceError):
+                # The last: removed since it was listed.
                 continue
         return sorted(found, key=lambda item: item.created)
 

@@ -1,0 +1,321 @@
+"""The index is a cache: it grows, it may be deleted, and nothing that stands in it is believed blindly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import struct
+import threading
+import time
+
+import lmdb
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpuimg
+from gpuimg.errors import GpuimgError, IndexBrokenError, StoredDataError, UsageError
+from gpuimg.store import index as index_module
+from gpuimg.store.index import Index, Place, toc_chunk_ids
+from gpuimg.store.pack import OBJECT_HEADER_SIZE, TOC_ENTRY, PackInfo
+from tests.fixtures.store_data import KIB, MIB, noise
+
+STORE = bytes(range(16))
+
+
+def pack_of(ids: list[bytes], seed: int = 0) -> PackInfo:
+    toc = np.zeros(len(ids), dtype=TOC_ENTRY)
+    for number, chunk_id in enumerate(ids):
+        toc[number]["offset"] = 64 + number * 1000
+        toc[number]["raw"], toc[number]["stored"] = 2000 + number, 900
+        toc[number]["codec"], toc[number]["element_size"] = 2, 4
+        toc[number]["id"] = np.void(chunk_id)
+    return PackInfo(random.Random(seed).randbytes(32), bytes(16), 10**6, toc)
+
+
+def ids(count: int, seed: int = 0) -> list[bytes]:
+    rng = random.Random(seed)
+    return [rng.randbytes(32) for _ in range(count)]
+
+
+@pytest.fixture
+def index(tmp_path):
+    made = Index(tmp_path / "index", STORE)
+    yield made
+    made.close()
+
+
+def put(store, files, tag="t"):
+    with store.ingest() as session:
+        for name, data in files.items():
+            file = session.file(name)
+            file.write(data)
+            file.close()
+        return session.commit(tag=tag)
+
+
+def test_places_come_back_as_they_were_entered(index):
+    known = ids(100)
+    info = pack_of(known)
+    index.add_pack(info)
+    (number,) = index.packs()
+    assert index.packs()[number] == index.pack(number) == (info.id, 100, 10**6)
+    for ordinal, place in enumerate(index.lookup(known)):
+        assert place == Place(
+            number, ordinal, 64 + ordinal * 1000 + OBJECT_HEADER_SIZE, 900, 2000 + ordinal, 2, 4, 0
+        )
+    assert index.lookup([bytes(32)]) == [None]
+    assert index.contains([known[5], bytes(32)]) == [True, False]
+    assert [chunk_id for chunk_id, _ in index.places()] == sorted(known)
+    assert toc_chunk_ids(info) == known
+
+
+def test_every_place_is_listed_across_batches(index, monkeypatch):
+    monkeypatch.setattr(index_module, "_BATCH", 7)
+    known = ids(50)
+    index.add_pack(pack_of(known))
+    assert [chunk_id for chunk_id, _ in index.places()] == sorted(known)
+
+
+def test_a_chunk_keeps_its_first_place_unless_a_collector_moves_it(index):
+    known = ids(10)
+    index.add_pack(pack_of(known, 1))
+    (first,) = index.packs()
+    index.add_pack(pack_of(known, 2))
+    assert {place.pack for place in index.lookup(known)} == {first}
+    index.add_pack(pack_of(known[:3], 3), moves=True)
+    assert [place.pack == first for place in index.lookup(known)] == [False] * 3 + [True] * 7
+
+
+def test_removing_packs_forgets_their_chunks_renews_the_epoch_and_uses_no_number_twice(index):
+    a, b = ids(5, 1), ids(5, 2)
+    index.add_pack(pack_of(a, 1))
+    index.add_pack(pack_of(b + a[:1], 2))
+    epoch, packs = index.epoch(), index.packs()
+    number = next(n for n, entry in packs.items() if entry.id == pack_of(a, 1).id)
+    index.remove_packs({number: packs[number]}, {number: a})
+    assert index.epoch() != epoch
+    assert index.contains(a + b) == [False] * 5 + [True] * 5
+    index.add_pack(pack_of(a, 3))
+    assert number not in index.packs()
+    assert max(index.packs()) > max(packs)
+
+
+def test_forgetting_lost_packs_places_their_chunks_where_else_they_are(index):
+    both, only = ids(4, 1), ids(4, 2)
+    lost, other = pack_of(both + only, 1), pack_of(both, 2)
+    index.add_pack(lost)
+    index.add_pack(other)
+    gone = {number: entry for number, entry in index.packs().items() if entry.id == lost.id}
+    epoch = index.epoch()
+    index.forget_lost(gone, [other])
+    assert [entry.id for entry in index.packs().values()] == [other.id]
+    assert index.contains(both + only) == [True] * 4 + [False] * 4
+    assert index.epoch() != epoch
+
+
+@pytest.mark.parametrize("size", [1, 47, 1000])
+def test_the_map_grows_under_readers_when_it_is_full(tmp_path, size):
+    index = Index(tmp_path / "index", STORE, map_size=64 * KIB)
+    known = ids(200)
+    index.add_pack(pack_of(known))
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def read():
+        try:
+            while not stop.is_set():
+                assert all(index.contains(known))
+                assert all(index.lookup(known[:50]))
+                time.sleep(0.001)
+        except BaseException as error:
+            failed.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for number in range(20):
+        index.add_pack(pack_of(ids(size, 10 + number), 10 + number))
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not failed
+    assert index.chunk_count() == 200 + 20 * size
+    index.close()
+
+
+def test_an_index_that_another_handle_has_grown_is_read_on(tmp_path):
+    """As another process would grow it: a child."""
+    index = Index(tmp_path / "index", STORE, map_size=64 * KIB)
+    index.add_pack(pack_of(ids(10)))
+    index.close()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            mine = Index(tmp_path / "index", STORE, map_size=64 * KIB)
+            mine.add_pack(pack_of(ids(5000, 5), 5))
+            mine.close()
+            status = 0
+        finally:
+            os._exit(status)
+    index = Index(tmp_path / "index", STORE, map_size=64 * KIB)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(index.contains(ids(5000, 5)))
+    index.add_pack(pack_of(ids(5, 6), 6))
+    assert all(index.contains(ids(5, 6)))
+    index.close()
+
+
+@given(st.binary(max_size=40))
+def test_no_value_of_the_table_of_chunks_is_believed_unless_possible(value):
+    try:
+        place = index_module._parse_place(value)
+    except (struct.error, ValueError):
+        return
+    assert 0 < place.stored <= place.raw <= 2 * MIB
+
+
+HOSTILE = {
+    "giant raw": struct.pack(">IIQIIBBH", 1, 0, 160, 100, 2**32 - 1, 0, 0, 0),
+    "giant stored": struct.pack(">IIQIIBBH", 1, 0, 160, 2**32 - 1, 2**32 - 1, 1, 0, 0),
+    "stored above raw": struct.pack(">IIQIIBBH", 1, 0, 160, 2 * MIB, 64 * KIB, 1, 0, 0),
+    "giant offset": struct.pack(">IIQIIBBH", 1, 0, 2**64 - 1, 100, 64 * KIB, 1, 0, 0),
+    "behind the end": struct.pack(">IIQIIBBH", 1, 0, 2**40, 100, 64 * KIB, 1, 0, 0),
+    "raw behind the end": struct.pack(">IIQIIBBH", 1, 0, 2**40, 64 * KIB, 64 * KIB, 0, 0, 0),
+    "no such pack": struct.pack(">IIQIIBBH", 99, 0, 160, 100, 64 * KIB, 1, 0, 0),
+    "another object": struct.pack(">IIQIIBBH", 1, 0, 160, 64 * KIB, 64 * KIB, 0, 0, 0),
+    "unknown codec": struct.pack(">IIQIIBBH", 1, 0, 160, 64 * KIB, 64 * KIB, 9, 0, 0),
+    "unknown flags": struct.pack(">IIQIIBBH", 1, 0, 160, 100, 64 * KIB, 1, 0, 1),
+    "short": b"123",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_entry_is_met_with_a_sentence_found_by_verify_and_cured_by_repair(tmp_path, name):
+    data = noise(MIB)
+    with gpuimg.init_store(tmp_path / "store", chunk_size=64 * KIB) as store:
+        put(store, {"f": data})
+    with lmdb.open(os.fspath(tmp_path / "store/index"), max_dbs=4) as env:
+        chunks, packs = env.open_db(b"chunks", create=False), env.open_db(b"packs", create=False)
+        with env.begin(write=True) as txn:
+            (number,) = [struct.unpack(">I", key)[0] for key, _ in txn.cursor(packs)]
+            keys = [
+                key for key, value in txn.cursor(chunks) if struct.unpack(">IIQIIBBH", value)[4] == 64 * KIB
+            ]
+            value = HOSTILE[name]
+            if struct.pack(">I", 1) == value[:4]:
+                value = struct.pack(">I", number) + value[4:]
+            # The object at the pack's start is one of them; it keeps its place.
+            victim = keys[3]
+            txn.put(victim, value, db=chunks)
+    with gpuimg.open_store(tmp_path / "store") as store:
+        checkpoint = store.checkpoint("t")
+        with pytest.raises(GpuimgError) as caught:
+            checkpoint.read("f")
+        assert isinstance(caught.value, StoredDataError | IndexBrokenError) or "newer" in caught.value.name
+        assert caught.value.remedy
+        with contextlib.suppress(IndexBrokenError):
+            assert store.verify().faults
+    gpuimg.repair_store(tmp_path / "store")
+    with gpuimg.open_store(tmp_path / "store") as store:
+        assert store.checkpoint("t").read("f") == data
+        assert not store.verify().faults
+
+
+def test_every_kind_of_broken_index_file_is_cured_by_repair(tmp_path):
+    """Whole pages of noise or zeros, flipped bytes, cut files: open or repair must come through."""
+    data = noise(4 * MIB)
+    with gpuimg.init_store(tmp_path / "store", chunk_size=64 * KIB) as store:
+        put(store, {"f": data})
+        for number in range(40):
+            put(store, {"g": noise(100_000, number)}, tag=f"t{number}")
+    path = tmp_path / "store/index/data.mdb"
+    whole = path.read_bytes()
+    for seed in range(36):
+        rng = random.Random(seed)
+        broken = bytearray(whole)
+        page = rng.randrange(len(whole) // 4096) * 4096
+        if seed % 4 == 0:
+            broken[page : page + 4096] = rng.randbytes(4096)
+        elif seed % 4 == 1:
+            broken[page : page + 4096] = bytes(4096)
+        elif seed % 4 == 2:
+            for _ in range(30):
+                broken[rng.randrange(len(broken))] = rng.randrange(256)
+        else:
+            del broken[rng.randrange(len(broken)) :]
+        path.write_bytes(broken)
+        try:
+            with gpuimg.open_store(tmp_path / "store") as store:
+                assert store.checkpoint("t").read("f") == data
+        except (IndexBrokenError, StoredDataError):
+            pass
+        assert gpuimg.repair_store(tmp_path / "store").hurt == ()
+        with gpuimg.open_store(tmp_path / "store") as store:
+            assert store.checkpoint("t").read("f") == data
+            assert store.verify().faults == ()
+
+
+def test_a_deleted_index_is_made_anew_from_the_packs(tmp_path):
+    with gpuimg.init_store(tmp_path / "store", chunk_size=64 * KIB) as store:
+        put(store, {"f": noise(MIB)})
+    for path in (tmp_path / "store/index").iterdir():
+        path.unlink()
+    with gpuimg.open_store(tmp_path / "store") as store:
+        assert store.checkpoint("t").read("f") == noise(MIB)
+        assert put(store, {"f": noise(MIB)}, tag="u").statistics.new_chunks == 0
+        assert not store.verify().faults
+
+
+def test_an_index_kept_from_before_a_gc_is_brought_up_to_date(tmp_path):
+    """As a backup of the folder `index` would be: it names packs that are gone, and lacks others."""
+    root = tmp_path / "store"
+    with gpuimg.init_store(root, chunk_size=64 * KIB) as store:
+        put(store, {"f": noise(MIB, 1)}, tag="old")
+    kept = (root / "index/data.mdb").read_bytes()
+    with gpuimg.open_store(root) as store:
+        put(store, {"f": noise(MIB, 2)}, tag="new")
+        store.remove("old")
+        assert store.gc().deleted_packs == 1
+    (root / "index/data.mdb").write_bytes(kept)
+    with gpuimg.open_store(root) as store:
+        assert store.checkpoint("new").read("f") == noise(MIB, 2)
+        again = put(store, {"f": noise(MIB, 1)}, tag="old")
+        assert again.statistics.new_chunks == 16, "what gc deleted is not taken for known"
+        assert again.read("f") == noise(MIB, 1)
+        assert not store.verify().faults
+
+
+def test_what_a_lost_pack_held_is_stored_again(tmp_path):
+    root = tmp_path / "store"
+    with gpuimg.init_store(root, chunk_size=64 * KIB) as store:
+        put(store, {"f": noise(MIB)})
+    (lost,) = root.glob("packs/*/*.pack")
+    lost.unlink()
+    with gpuimg.open_store(root) as store:
+        with pytest.raises(StoredDataError):
+            store.checkpoint("t").read("f")
+        assert put(store, {"f": noise(MIB)}, tag="u").read("f") == noise(MIB)
+        assert store.checkpoint("t").read("f") == noise(MIB), "which cures the hurt checkpoint too"
+        assert not store.verify().faults
+
+
+def test_a_store_inherited_by_a_fork_says_so_instead_of_hanging(tmp_path):
+    with gpuimg.init_store(tmp_path / "store") as store:
+        checkpoint = put(store, {"f": noise(MIB)})
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                for call in (lambda: checkpoint.read("f"), store.ingest, store.verify):
+                    with pytest.raises(UsageError, match="fork"):
+                        call()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert checkpoint.read("f") == noise(MIB)
