@@ -10,8 +10,8 @@ import numpy as np
 from gpuimg.errors import DamagedError, GpuimgError, NewerFormatError, StoredDataError
 from gpuimg.store import codec, files
 from gpuimg.store.context import Context
-from gpuimg.store.hashing import identify
-from gpuimg.store.index import toc_chunk_ids
+from gpuimg.store.hashing import ID_SIZE, identify
+from gpuimg.store.index import Place, toc_chunk_ids
 from gpuimg.store.layout import parse_id
 from gpuimg.store.manifest import Manifest
 from gpuimg.store.model import Fault, FaultKind, VerifyReport
@@ -20,7 +20,8 @@ from gpuimg.store.packset import load_pack
 from gpuimg.store.workers import cores, run_on_all_cores
 
 _REPAIR = "run `gpuimg repair`"
-_REPLACE = "take the checkpoint again, or bring the lost pack back from a backup and run `gpuimg repair`"
+_REPLACE = "run `gpuimg repair`, then take the checkpoint again or bring the lost pack back from a backup"
+_BEGINNING = 8
 Location = tuple[int, int]
 
 
@@ -69,6 +70,8 @@ class _Verification:
         # Locations whose object is damaged or whose pack is lost, with the reason.
         self.bad: dict[Location, str] = {}
         self.bad_packs: dict[int, str] = {}
+        # The first 8 bytes of the id of every object, by pack: is there what the index says?
+        self.beginnings: dict[int, bytes] = {}
         self._lock = threading.Lock()
 
     def run(self) -> VerifyReport:
@@ -100,7 +103,7 @@ class _Verification:
             for ref in entry.segments:
                 try:
                     ids = [ref.id, *self.context.reader.segment(ref).chunk_ids()]
-                except StoredDataError:
+                except (StoredDataError, NewerFormatError):
                     ids = [ref.id]
                 numbers |= {place.pack for place in self.context.index.lookup(ids) if place}
         return numbers
@@ -163,7 +166,9 @@ class _Verification:
             return
         check = PackCheck() if self.quick else check_objects(self.context, info)
         stale = self._stale_entries(number, info)
+        ids = np.ascontiguousarray(info.toc["id"]).view(np.uint8).reshape(len(info.toc), ID_SIZE)
         with self._lock:
+            self.beginnings[number] = ids[:, :_BEGINNING].tobytes()
             self.packs += 1
             self.objects += len(info.toc)
             self.raw_bytes += check.raw_bytes
@@ -183,19 +188,24 @@ class _Verification:
 
     def _stale_entries(self, number: int, info: PackInfo) -> int:
         """Entries that are missing, or that place a chunk of this pack wrongly."""
-        places = self.context.index.lookup(toc_chunk_ids(info))
+        ids = toc_chunk_ids(info)
         wrong = 0
-        for ordinal, (place, entry) in enumerate(zip(places, info.toc, strict=True)):
-            if place is None:
+        for chunk_id, place in zip(ids, self.context.index.lookup(ids), strict=True):
+            if place is None or (place.pack != number and self.context.index.pack(place.pack) is None):
                 wrong += 1
-            elif place.pack == number and place.ordinal == ordinal:
-                expected = (
-                    int(entry["offset"]) + OBJECT_HEADER_SIZE,
-                    int(entry["stored"]),
-                    int(entry["raw"]),
+            elif place.pack == number:
+                wrong += place.ordinal >= len(ids) or place[2:] != _place_of(
+                    info.toc[place.ordinal], chunk_id
                 )
-                wrong += (place.offset, place.stored, place.raw) != expected
         return wrong if self.context.index.pack(number) is not None else 0
+
+    def _misplaced(self, chunk_id: bytes, place: Place) -> bool:
+        """Whether the index names a place where this chunk is not."""
+        beginnings = self.beginnings.get(place.pack)
+        if beginnings is None:
+            return place.pack not in self.bad_packs and self.context.index.pack(place.pack) is None
+        start = place.ordinal * _BEGINNING
+        return beginnings[start : start + _BEGINNING] != chunk_id[:_BEGINNING]
 
     def _check_checkpoint(self, checkpoint_id: bytes) -> set[Location]:
         """Check that all of a checkpoint can be had; returns the bad locations it needs."""
@@ -220,7 +230,7 @@ class _Verification:
                     if place and (place.pack, place.ordinal) in self.bad:
                         hurt.add((place.pack, place.ordinal))
                     segment = self.context.reader.segment(ref)
-                except StoredDataError as error:
+                except (StoredDataError, NewerFormatError) as error:
                     self.faults.append(
                         Fault(FaultKind.DAMAGED_RECIPE, error.what, _REPLACE, name, entry.name, offset)
                     )
@@ -243,6 +253,14 @@ class _Verification:
                     what = f"the chunk {chunk_id.hex()[:16]} is not in the store"
                     self.faults.append(
                         Fault(FaultKind.MISSING_CHUNK, what, _REPLACE, checkpoint, file, offset)
+                    )
+                elif self._misplaced(chunk_id, place):
+                    what = f"the index places the chunk {chunk_id.hex()[:16]} where it is not"
+                    self.faults.append(Fault(FaultKind.STALE_INDEX, what, _REPAIR, checkpoint, file, offset))
+                elif place.raw != length:
+                    what = f"the recipe contradicts the chunk {chunk_id.hex()[:16]}"
+                    self.faults.append(
+                        Fault(FaultKind.DAMAGED_RECIPE, what, _REPLACE, checkpoint, file, offset)
                     )
                 elif (why := self.bad.get((place.pack, place.ordinal))) is not None:
                     hurt.add((place.pack, place.ordinal))
@@ -271,6 +289,15 @@ class _Verification:
                 continue
             remedy = f"remove it with `gpuimg tag --delete {path.name}`"
             self.faults.append(Fault(FaultKind.DANGLING_TAG, what, remedy))
+
+
+def _place_of(entry: np.void, chunk_id: bytes) -> tuple[int, ...] | None:
+    """What the index must say behind pack and ordinal of the object of this entry, if it is that chunk."""
+    header = entry_header(entry)
+    if header.id != chunk_id:
+        return None
+    offset = int(entry["offset"]) + OBJECT_HEADER_SIZE
+    return (offset, header.stored, header.raw, header.codec, header.element_size, header.flags)
 
 
 def verify(context: Context, checkpoint_id: bytes | None = None, *, quick: bool = False) -> VerifyReport:
