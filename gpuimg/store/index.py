@@ -26,6 +26,8 @@ from gpuimg.store.pack import MAX_RAW, OBJECT_HEADER_SIZE, PackInfo
 FORMAT = b"1"
 _INITIAL_MAP = 1 << 30
 _MAX_READERS = 1024
+# More than LMDB needs for so many readers.
+_LOCK_FILE_SIZE = 96 * 1024
 _BATCH = 4096
 _MAX_OFFSET = 1 << 62
 _PLACE = struct.Struct(">IIQIIBBH")
@@ -150,9 +152,10 @@ class Index:
 
     def _check_file(self) -> None:
         """Refuse a file that LMDB would crash on rather than report."""
+        self._reserve_lock_file()
         path = self.folder / "data.mdb"
         try:
-            with path.open("rb") as stream:
+            with path.open("r+b") as stream:
                 head = stream.read(24)
             size = path.stat().st_size
         except FileNotFoundError:
@@ -161,6 +164,20 @@ class Index:
             raise describe_os_error(error, f"reading the index {path}") from error
         if size and (size < 8192 or head[16:20] != _LMDB_MAGIC):
             raise self._broken("its file is no LMDB database")
+
+    def _reserve_lock_file(self) -> None:
+        """Give the lock file its blocks: LMDB maps it, and a full disk would end the process by a signal.
+
+        Not while the index is open in this process: that would let LMDB's locks on the file go.
+        """
+        with os_errors(f"opening the index {self.folder}"):
+            fd = os.open(self.folder / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if os.fstat(fd).st_size < _LOCK_FILE_SIZE:
+                    os.fchmod(fd, 0o600)
+                    os.posix_fallocate(fd, 0, _LOCK_FILE_SIZE)
+            finally:
+                os.close(fd)
 
     def _open_tables(self) -> None:
         with self._env.begin() as txn:
