@@ -8,7 +8,15 @@ import os
 import time
 from collections.abc import Iterator
 
-from gpuimg.errors import BusyError, DamagedError, MissingObjectError, NewerFormatError, StoredDataError
+from gpuimg.errors import (
+    BusyError,
+    DamagedError,
+    MissingObjectError,
+    NewerFormatError,
+    NoSpaceError,
+    StoredDataError,
+    UnknownReferenceError,
+)
 from gpuimg.store import files
 from gpuimg.store.context import Context
 from gpuimg.store.hashing import checksum
@@ -83,6 +91,9 @@ class _Marks:
                 self._mark([ref.id for ref in entry.segments])
                 for ref in entry.segments:
                     self._mark(self._context.reader.segment(ref).chunk_ids())
+        except UnknownReferenceError:
+            # Removed since the checkpoints were listed.
+            return
         except StoredDataError as error:
             raise DamagedError(
                 f"gc cannot tell what checkpoint {name} needs and has removed nothing: {error.what}",
@@ -118,13 +129,15 @@ def collect(context: Context) -> GcReport:
         marks = _Marks(context)
         marks.restart()
         marks.mark_new()
-        rewritten = _rewrite(context, marks)
-        if rewritten:
+        rewritten = _rewrite_if_it_fits(context, marks)
+        if rewritten != 0:
             marks.restart()
             marks.mark_new()
         with exclusive_lock(context.folder):
             marks.restart_if_stale()
             marks.mark_new()
+            # A manifest must not come back, after a power cut, when its packs are gone.
+            files.sync_folder(context.folder.manifests)
             condemned = _condemn(context, marks)
             deleted, freed, waiting = _delete(context.folder)
     return GcReport(
@@ -132,7 +145,7 @@ def collect(context: Context) -> GcReport:
         freed_bytes=freed,
         condemned_packs=condemned,
         waiting_packs=waiting,
-        rewritten_packs=rewritten,
+        rewritten_packs=rewritten or 0,
         removed_leftovers=leftovers,
     )
 
@@ -152,6 +165,18 @@ def _remove_leftovers(folder: StoreFolder) -> int:
                 path.unlink()
                 count += 1
     return count
+
+
+def _rewrite_if_it_fits(context: Context, marks: _Marks) -> int | None:
+    """Rewrite; None if there is no space for it, since gc is what makes space."""
+    try:
+        return _rewrite(context, marks)
+    except NoSpaceError:
+        return None
+    except OSError as error:
+        if isinstance(files.describe_os_error(error, "rewriting packs"), NoSpaceError):
+            return None
+        raise
 
 
 def _rewrite(context: Context, marks: _Marks) -> int:
@@ -235,7 +260,10 @@ def _condemn(context: Context, marks: _Marks) -> int:
     context.index.remove_packs(packs, toc_ids)
     waits = "".join(f"{lease.hex()}\n" for lease in live_leases(folder)).encode()
     for entry in packs.values():
-        files.write_durably(folder.waits(entry.id), waits, folder.temporary("waits"))
+        # With nobody to wait for there is nothing to write, perhaps to a full disk. A list that a crash
+        # has left names none but the dead.
+        if waits:
+            files.write_durably(folder.waits(entry.id), waits, folder.temporary("waits"))
         folder.pack(entry.id).rename(folder.trashed_pack(entry.id))
         files.sync_folder(folder.pack(entry.id).parent)
     files.sync_folder(folder.trash)
