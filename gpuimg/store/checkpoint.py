@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpuimg.errors import BadNameError, ImagesDirectoryError, StoredDataError
+from gpuimg.errors import BadNameError, ImagesDirectoryError, StoredDataError, UsageError
 from gpuimg.store import files as fs
 from gpuimg.store.manifest import Manifest
 from gpuimg.store.model import FileEntry, Source, Statistics
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _READ_AHEAD = 3
+
+
+def _refuse_negative(*numbers: int) -> None:
+    if min(numbers) < 0:
+        raise UsageError(f"an offset or length of {min(numbers)} is not possible", remedy="count from zero")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,15 @@ class Checkpoint:
         return found
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes [offset, offset + length) of a file, fewer at its end."""
+        """Bytes [offset, offset + length) of a file, fewer at its end.
+
+        Raises
+        ------
+        UsageError
+            The offset or the length is below zero.
+        """
         entry = self.entry(name)
+        _refuse_negative(offset, length or 0)
         length = entry.size - offset if length is None else min(length, entry.size - offset)
         if length <= 0:
             return b""
@@ -96,6 +108,7 @@ class Checkpoint:
     def read_into(self, name: str, offset: int, buffer: WriteableBuffer) -> int:
         """Fill `buffer` from `offset` of a file; returns the bytes filled, fewer at the file's end."""
         entry = self.entry(name)
+        _refuse_negative(offset)
         out = memoryview(buffer).cast("B")
         stop = min(entry.size, offset + len(out))
         if offset >= stop:
@@ -103,7 +116,7 @@ class Checkpoint:
         if not entry.segments:
             out[: stop - offset] = entry.data[offset:stop]
             return stop - offset
-        slab = self._pool.acquire()
+        slab = self._pool.acquire_or_add()
         try:
             with self._naming(name):
                 for run in file_runs(self._reader, entry, offset, stop):
@@ -146,9 +159,13 @@ class Checkpoint:
             slab = self._pool.try_acquire() if ahead else self._pool.acquire_or_add()
             if slab is None:
                 return
-            run = next(runs, None)
+            run = None
+            try:
+                run = next(runs, None)
+            finally:
+                if run is None:
+                    self._pool.release(slab)
             if run is None:
-                self._pool.release(slab)
                 return
             ahead.append(
                 (run, slab, self._executor.submit(self._reader.read_run, run, slab.array[: run.length]))
@@ -179,6 +196,10 @@ class Checkpoint:
         with fs.os_errors(f"writing to {directory}"):
             directory.parent.mkdir(parents=True, exist_ok=True)
             fs.make_folder(directory)
+            if not directory.is_dir():
+                raise ImagesDirectoryError(
+                    f"{directory} is a file", remedy="export into an empty or new directory"
+                )
         for name in self.files:
             if (directory / name).exists() or (directory / name).is_symlink():
                 raise ImagesDirectoryError(
@@ -187,7 +208,7 @@ class Checkpoint:
         _Export(self, directory).run()
 
     def _export_run(self, name: str, run: Run, fd: int) -> None:
-        slab = self._pool.acquire()
+        slab = self._pool.acquire_or_add()
         try:
             with self._naming(name):
                 self._reader.read_run(run, slab.array[: run.length])

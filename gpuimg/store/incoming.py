@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from gpuimg.errors import UsageError
 from gpuimg.store import files, manifest
 from gpuimg.store.chunking import Cut, Cutter, make_cutter
 from gpuimg.store.codec import Chooser
@@ -78,6 +79,7 @@ class FileIngest:
 
         BlockingIOError passes through; other OSErrors of the read become GpuimgErrors.
         """
+        self._refuse_closed()
         slab = self._open_slab()
         end = SLAB_SIZE if limit is None else min(SLAB_SIZE, self._filled + limit)
         try:
@@ -91,6 +93,7 @@ class FileIngest:
 
     def write(self, data: Buffer) -> None:
         """Append bytes."""
+        self._refuse_closed()
         view = memoryview(data).cast("B")
         while view:
             slab = self._open_slab()
@@ -128,6 +131,10 @@ class FileIngest:
         """Numbers the parts handed to workers, in file order."""
         self._parts += 1
         return self._parts - 1
+
+    def _refuse_closed(self) -> None:
+        if self.closed:
+            raise UsageError(f"the file {self.name} is complete", remedy="write before it is closed")
 
     def _open_slab(self) -> Slab:
         self._session.check()
@@ -187,7 +194,8 @@ class PathJob(Job):
 
     def run(self, worker: int) -> None:
         stages = self.session.stages_of(worker)
-        slab = self.session.pool.acquire()
+        # Waiting here could be for ever: every slab may lie in a job behind this one.
+        slab = self.session.pool.acquire_or_add()
         try:
             try:
                 with files.os_errors(f"reading {self.path}"), stages.measure("read"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gpuimg.errors import BadNameError, GpuimgError
+from gpuimg.errors import BadNameError, GpuimgError, UsageError
 from gpuimg.store import files, manifest
 from gpuimg.store.catalogue import check_tag
 from gpuimg.store.chunking import Cut, layout_for
@@ -115,6 +115,7 @@ class Session:
             The name is not allowed, or the session has a file of that name.
         """
         manifest.check_name(name)
+        self.check()
         if name in self._files or name in self._small:
             raise BadNameError(
                 f"the file {name} arrived twice", remedy="give every file of a checkpoint a name of its own"
@@ -147,11 +148,13 @@ class Session:
         return total
 
     def check(self) -> None:
-        """Raise what made the session fail, if anything did."""
+        """Raise what made the session fail, if anything did, or that it has ended."""
         failure = self.workers.failure
         if isinstance(failure, OSError):
             raise files.describe_os_error(failure, "writing to the store") from failure
         self.workers.check()
+        if self._ended:
+            raise UsageError("this session has ended", remedy="begin another one")
 
     # Slabs
 
@@ -281,6 +284,7 @@ class Session:
             Whatever failed; then there is no new checkpoint and the tag is where it was.
         """
         try:
+            self.check()
             if tag is not None:
                 check_tag(tag)
             with files.os_errors("committing the checkpoint"):
