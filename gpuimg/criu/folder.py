@@ -6,9 +6,11 @@ another; so the folder must be short enough for socket paths, closed to other us
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,9 @@ SOCKET_PATH_MAX = 107
 """Bytes of a path that fit into a socket address, the closing zero not counted."""
 
 _LONGEST_NAME = "streamer-capture.sock"
+_PREFIX = "gpuimg-"
+_LOCK = "lock"
+_YOUNG_SECONDS = 60.0
 _REMEDY = "set XDG_RUNTIME_DIR to a short path of your own that is not mounted noexec"
 
 
@@ -34,10 +39,13 @@ def work_folder(*, environment: Mapping[str, str] | None = None) -> Iterator[Pat
         Nowhere may a folder be made from which the kernel executes files.
     """
     folder = _make(os.environ if environment is None else environment)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (folder / _LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _sweep(folder.parent)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_socket_path(path: Path) -> None:
@@ -48,6 +56,24 @@ def check_socket_path(path: Path) -> None:
             f"the socket path {path} has {size} bytes and the kernel takes {SOCKET_PATH_MAX}",
             remedy="use a folder with a shorter path",
         )
+
+
+def _sweep(place: Path) -> None:
+    """Remove the folders of runs that were killed: theirs is a lock that nobody holds.
+
+    A criu that still has such a folder finds no action script any more, which it takes for a refusal.
+    """
+    for folder in place.glob(f"{_PREFIX}*"):
+        try:
+            facts = folder.lstat()
+            # A young one may be about to take its lock.
+            if facts.st_uid != os.geteuid() or time.time() - facts.st_mtime < _YOUNG_SECONDS:
+                continue
+            with (folder / _LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def _make(environment: Mapping[str, str]) -> Path:
@@ -61,7 +87,7 @@ def _make(environment: Mapping[str, str]) -> Path:
             if os.statvfs(place).f_flag & os.ST_NOEXEC:
                 refused.append(f"{place} is mounted noexec")
                 continue
-            folder = Path(tempfile.mkdtemp(prefix="gpuimg-", dir=place))
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
         except OSError as error:
             refused.append(f"{place}: {error.strerror or error}")
             continue

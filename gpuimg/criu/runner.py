@@ -416,7 +416,8 @@ class _Run:
         failed = status != 0 or self._verdict is not None or not control.asked
         if not failed:
             return
-        if self._verb == "restore":
+        if self._verb == "restore" or status < 0:
+            # A criu that was killed in a dump leaves helpers of its own; the tasks are no family of it.
             family.end()
         if self._verdict is not None:
             raise self._verdict

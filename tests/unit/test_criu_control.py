@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -111,6 +112,29 @@ def test_a_runtime_folder_of_ones_own_is_used() -> None:
             assert folder.parent == place
     finally:
         place.rmdir()
+
+
+def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    place = Path("/tmp") / f"gpuimg-test-{os.getpid()}"
+    place.mkdir()
+    environment = {"XDG_RUNTIME_DIR": str(place)}
+    try:
+        left, foreign, young = place / "gpuimg-left", place / "gpuimg-foreign", place / "gpuimg-young"
+        for folder in (left, foreign, young):
+            folder.mkdir()
+        (left / "lock").touch()
+        (young / "lock").touch()
+        (tmp_path / "precious").touch()
+        (left / "link").symlink_to(tmp_path)
+        with work_folder(environment=environment) as busy:
+            for folder in (left, foreign, busy):
+                os.utime(folder, (0, 0))
+            with work_folder(environment=environment):
+                assert sorted(path.name for path in place.glob("gpuimg-[lfy]*")) == [foreign.name, young.name]
+            assert busy.exists()
+        assert (tmp_path / "precious").exists()
+    finally:
+        shutil.rmtree(place)
 
 
 def test_noexec_everywhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
