@@ -72,6 +72,8 @@ class _Verification:
         self.bad_packs: dict[int, str] = {}
         # The first 8 bytes of the id of every object, by pack: is there what the index says?
         self.beginnings: dict[int, bytes] = {}
+        # Chunks that lie in packs and are not in the index.
+        self.unindexed: set[bytes] = set()
         self._lock = threading.Lock()
 
     def run(self) -> VerifyReport:
@@ -110,9 +112,9 @@ class _Verification:
 
     def _check_foreign_files(self) -> None:
         folder = self.context.folder
-        known = {folder.pack(pack_id) for pack_id in folder.list_packs()}
         for path in folder.packs.rglob("*"):
-            if not path.is_dir() and path not in known:
+            pack_id = parse_id(path.name, ".pack")
+            if not (pack_id and path == folder.pack(pack_id)) and path.exists() and not path.is_dir():
                 self._foreign(path.relative_to(folder.root).as_posix())
         for path in folder.manifests.iterdir():
             if parse_id(path.name) is None:
@@ -156,6 +158,7 @@ class _Verification:
         name = f"pack {pack_id.hex()[:16]}"
         try:
             info = load_pack(self.context.folder.pack(pack_id), self.context.config, pack_id)
+            check = PackCheck() if self.quick else check_objects(self.context, info)
         except FileNotFoundError:
             # A collector may have condemned it since the index was read.
             if self.context.index.pack(number) is not None:
@@ -164,7 +167,6 @@ class _Verification:
         except (DamagedError, NewerFormatError) as error:
             self._bad_pack(number, f"{name}: {error.what}")
             return
-        check = PackCheck() if self.quick else check_objects(self.context, info)
         stale = self._stale_entries(number, info)
         ids = np.ascontiguousarray(info.toc["id"]).view(np.uint8).reshape(len(info.toc), ID_SIZE)
         with self._lock:
@@ -187,11 +189,18 @@ class _Verification:
             )
 
     def _stale_entries(self, number: int, info: PackInfo) -> int:
-        """Entries that are missing, or that place a chunk of this pack wrongly."""
+        """Entries that place a chunk of this pack wrongly.
+
+        That the index lacks a chunk is a fault only if a checkpoint needs it: a collector that deletes
+        one of two copies forgets the chunk.
+        """
         ids = toc_chunk_ids(info)
         wrong = 0
         for chunk_id, place in zip(ids, self.context.index.lookup(ids), strict=True):
-            if place is None or (place.pack != number and self.context.index.pack(place.pack) is None):
+            if place is None:
+                with self._lock:
+                    self.unindexed.add(chunk_id)
+            elif place.pack != number and self.context.index.pack(place.pack) is None:
                 wrong += 1
             elif place.pack == number:
                 wrong += place.ordinal >= len(ids) or place[2:] != _place_of(
@@ -221,6 +230,15 @@ class _Verification:
             # Removed since the checkpoints were listed.
             return set()
         self.checkpoints += 1
+        before = len(self.faults)
+        hurt = self._check_files(name, manifest)
+        if len(self.faults) > before and not self.context.folder.manifest(checkpoint_id).exists():
+            # Removed meanwhile, and collected.
+            del self.faults[before:]
+            self.checkpoints -= 1
+        return hurt
+
+    def _check_files(self, name: str, manifest: Manifest) -> set[Location]:
         hurt: set[Location] = set()
         for entry in manifest.files:
             offset = 0
@@ -231,9 +249,10 @@ class _Verification:
                         hurt.add((place.pack, place.ordinal))
                     segment = self.context.reader.segment(ref)
                 except (StoredDataError, NewerFormatError) as error:
-                    self.faults.append(
-                        Fault(FaultKind.DAMAGED_RECIPE, error.what, _REPLACE, name, entry.name, offset)
-                    )
+                    lost = place is not None or ref.id not in self.unindexed
+                    kind = FaultKind.DAMAGED_RECIPE if lost else FaultKind.STALE_INDEX
+                    remedy = _REPLACE if lost else _REPAIR
+                    self.faults.append(Fault(kind, error.what, remedy, name, entry.name, offset))
                     offset += ref.size
                     continue
                 pieces = zip(segment.lengths.tolist(), segment.zero.tolist(), strict=True)
@@ -249,7 +268,10 @@ class _Verification:
         for length, zero in pieces:
             if not zero:
                 chunk_id, place = next(places)
-                if place is None:
+                if place is None and chunk_id in self.unindexed:
+                    what = f"the index lacks the chunk {chunk_id.hex()[:16]}"
+                    self.faults.append(Fault(FaultKind.STALE_INDEX, what, _REPAIR, checkpoint, file, offset))
+                elif place is None:
                     what = f"the chunk {chunk_id.hex()[:16]} is not in the store"
                     self.faults.append(
                         Fault(FaultKind.MISSING_CHUNK, what, _REPLACE, checkpoint, file, offset)
@@ -279,11 +301,14 @@ class _Verification:
         tags = self.context.catalogue.tags()
         for path in self.context.folder.tags.iterdir():
             target = tags.get(path.name)
-            if target is None and path.exists():
+            if target in ids:
+                continue
+            # It may have come, moved or gone since it was listed.
+            lost = target is not None and not self.context.folder.manifest(target).exists()
+            now = self.context.catalogue.tags().get(path.name)
+            if now is None and path.exists():
                 what = f"the tag file {path.name} names no checkpoint"
-            elif (
-                target is not None and target not in ids and not self.context.folder.manifest(target).exists()
-            ):
+            elif target is not None and now == target and lost:
                 what = f"the tag {path.name} points at checkpoint {target.hex()[:12]}, which is not there"
             else:
                 continue
