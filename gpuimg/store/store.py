@@ -21,7 +21,7 @@ from gpuimg.store.context import Context
 from gpuimg.store.index import Index, remove_unusable
 from gpuimg.store.ingest import Session
 from gpuimg.store.layout import Config, StoreFolder
-from gpuimg.store.lease import shared_lock
+from gpuimg.store.lease import exclusive_lock, shared_lock
 from gpuimg.store.model import FileDiff, FileEntry, GcReport, RepairReport, StoreStats, VerifyReport
 from gpuimg.store.packfiles import PackFiles
 from gpuimg.store.pool import Pool
@@ -178,7 +178,7 @@ class Store:
         """Point a tag at a checkpoint."""
         check_tag(name)
         checkpoint_id = self._context.catalogue.resolve(reference)
-        with shared_lock(self._folder):
+        with files.os_errors(f"writing the tag {name}"), shared_lock(self._folder):
             self._context.catalogue.load(checkpoint_id)
             self._context.catalogue.set_tag(name, checkpoint_id)
 
@@ -189,7 +189,9 @@ class Store:
     def remove(self, reference: str) -> str:
         """Remove a checkpoint and its tags; returns its id. `gc` frees the space."""
         checkpoint_id = self._context.catalogue.resolve(reference)
-        self._context.catalogue.remove(checkpoint_id)
+        with files.os_errors(f"removing {reference}"), exclusive_lock(self._folder):
+            # No tag may come to it meanwhile, nor leave it.
+            self._context.catalogue.remove(checkpoint_id)
         return checkpoint_id.hex()
 
     def gc(self) -> GcReport:
