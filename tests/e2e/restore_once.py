@@ -1,4 +1,4 @@
-"""A gpuimg to be killed: restore_once.py CRIU IMAGES prints "start", then "restored"."""
+"""A gpuimg to be killed: restore_once.py CRIU IMAGES prints "start FOLDER", then "restored"."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ def main(path: str, images: Path) -> None:
             time.sleep(0.1)
             print("restored", flush=True)
 
-        print("start", flush=True)
+        print(f"start {folder}", flush=True)
         watch = Watch(progress=lambda: serve.progress, abort=serve.abort)
         run_restore(criu, folder, on_post_restore=check, detach=True, watch=watch)
 

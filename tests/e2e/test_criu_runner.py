@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -316,12 +317,13 @@ def test_gpuimg_killed_at_any_moment_of_a_restore_leaves_all_or_nothing(
     for _ in range(3):
         child = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert child.stdout is not None
-        assert child.stdout.readline() == b"start\n"
+        begin, folder = child.stdout.readline().split()
+        assert begin == b"start"
         time.sleep(rng.uniform(0.0, 0.2))
         child.send_signal(sign)
         restored = b"restored" in child.communicate(timeout=60)[0]
         # criu, if it was left alone, notices and cleans up.
-        until(lambda: not criu_at_work(), "criu has ended")
+        until(partial(nobody_works_in, folder), "criu has ended")
         if restored and any(state(pid) not in ("", "Z") for pid in pids):
             victim.assert_runs()
             victim.assert_whole()
@@ -329,8 +331,8 @@ def test_gpuimg_killed_at_any_moment_of_a_restore_leaves_all_or_nothing(
         assert_none_left(pids)
 
 
-def criu_at_work() -> bool:
-    return any(b"--restore-detached" in cmdline(p) for p in Path("/proc").iterdir() if p.name.isdecimal())
+def nobody_works_in(folder: bytes) -> bool:
+    return not any(folder in cmdline(p).split(b"\0") for p in Path("/proc").iterdir() if p.name.isdecimal())
 
 
 def test_criu_killed_at_any_moment_of_a_restore_leaves_nothing(criu: Criu, start: Start) -> None:
