@@ -153,7 +153,9 @@ class Catalogue:
     def remove(self, checkpoint_id: bytes) -> None:
         """Remove a checkpoint and its tags; its chunks stay until gc."""
         for tag in self.tags_of(checkpoint_id):
-            self.remove_tag(tag)
+            # It may have been removed a moment ago.
+            with contextlib.suppress(UnknownReferenceError):
+                self.remove_tag(tag)
         with files.os_errors(f"removing checkpoint {checkpoint_id.hex()[:12]}"):
             try:
                 self._folder.manifest(checkpoint_id).unlink()

@@ -6,6 +6,7 @@ import contextlib
 from collections import defaultdict
 from pathlib import Path
 
+from gpuimg.errors import UnknownReferenceError
 from gpuimg.store import files
 from gpuimg.store.codec import Codec
 from gpuimg.store.context import Context
@@ -25,7 +26,11 @@ def stats(context: Context) -> StoreStats:
         checkpoints = []
         segments: set[bytes] = set()
         for checkpoint_id in context.catalogue.ids():
-            manifest = context.catalogue.load(checkpoint_id)
+            try:
+                manifest = context.catalogue.load(checkpoint_id)
+            except UnknownReferenceError:
+                # Removed since it was listed.
+                continue
             segments |= {ref.id for entry in manifest.files for ref in entry.segments}
             checkpoints.append(
                 CheckpointStats(
