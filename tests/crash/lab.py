@@ -150,6 +150,9 @@ def _run(
     except GpuimgError as error:
         pipe.send(error)
         os._exit(error.exit_status)
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        os._exit(1)
     os._exit(0)
 
 
