@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import datetime
 import json
 import os
@@ -38,6 +39,8 @@ NOTES = {
 
 def main() -> int:
     given = _parse()
+    # As an installation does: otherwise every start would compile what has been edited since.
+    compileall.compile_dir(ROOT / "gpuimg", quiet=1)
     console = Console(width=None if sys.stdout.isatty() else 160)
 
     def say(text: str) -> None:

@@ -14,7 +14,7 @@ from gpuimg.cli.store import REFERENCE_ERRORS
 from gpuimg.errors import BadNameError, ImagesDirectoryError, MissingObjectError, NoSpaceError
 
 if TYPE_CHECKING:
-    from gpuimg.store.model import Source
+    pass
 
 
 @command(
@@ -38,29 +38,9 @@ def import_command(state: State, directory: Path, tag: str | None) -> None:
                 store,
                 directory,
                 tag=tag,
-                source=_source(directory),
                 watch=lambda session: reporter.watch(lambda: session.raw_bytes, total),
             )
         output.write_made(checkpoint, tag, as_json=state.as_json)
-
-
-def _source(directory: Path) -> Source:
-    """Whose images these are, as far as they tell."""
-    from gpuimg.criu.images import process_tree
-    from gpuimg.store.model import Process, Source, SourceKind
-
-    def read(name: str) -> bytes:
-        try:
-            return (directory / name).read_bytes()
-        except OSError:
-            raise KeyError(name) from None
-
-    try:
-        tree = process_tree(read)
-    except ImagesDirectoryError:
-        tree = []
-    processes = (Process(item.pid, item.ppid, len(item.threads), item.comm) for item in tree)
-    return Source(kind=SourceKind.IMPORT, processes=tuple(processes))
 
 
 @command(

@@ -84,12 +84,15 @@ def show_command(state: State, ref: str, list_files: bool) -> None:
 
     REF is a tag, an id, or the start of an id.
     """
+    from gpuimg.criu.tree import tree_of_checkpoint
+
     with state.open_store() as store:
         checkpoint = store.checkpoint(ref)
         source = checkpoint.source
+        processes = tree_of_checkpoint(checkpoint)
         report = output.summary(checkpoint)
         report |= {"kernel": source.kernel, "criu_version": source.criu_version}
-        report["processes"] = output.plain(source.processes)
+        report["processes"] = output.plain(processes)
         files = list(checkpoint.files.values())
     if state.as_json:
         if list_files:
@@ -112,7 +115,7 @@ def show_command(state: State, ref: str, list_files: bool) -> None:
     for name, text in facts.items():
         if text:
             output.write(f"{name:<11} {output.printable(text)}")
-    for line in _process_tree(source.processes):
+    for line in _process_tree(processes):
         output.write(line)
     if list_files:
         output.write("")

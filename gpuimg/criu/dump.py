@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from gpuimg.criu import images
 from gpuimg.criu.folder import work_folder
 from gpuimg.criu.locate import Criu, find_criu
 from gpuimg.criu.runner import STALL_SECONDS, Watch, check_extra_args, check_process, run_dump
-from gpuimg.errors import GpuimgError, ImagesDirectoryError
+from gpuimg.criu.tree import tree_of_images
+from gpuimg.errors import GpuimgError
 from gpuimg.store.catalogue import check_tag
 from gpuimg.store.checkpoint import Checkpoint
 from gpuimg.store.ingest import Session
-from gpuimg.store.model import Process, Source, SourceKind
+from gpuimg.store.model import Source, SourceKind
 from gpuimg.store.store import Store
 from gpuimg.stream.capture import Capture
 from gpuimg.stream.store_sink import StoreSink
@@ -89,14 +89,5 @@ def _source(session: Session, criu: Criu) -> Source:
         hostname=system.nodename,
         kernel=system.release,
         criu_version=criu.version_text,
-        processes=_processes(session),
+        processes=tree_of_images(session.small_file),
     )
-
-
-def _processes(session: Session) -> tuple[Process, ...]:
-    """For people only: a dump is not worse for a tree that cannot be read here."""
-    try:
-        tree = images.process_tree(session.small_file)
-    except ImagesDirectoryError:
-        return ()
-    return tuple(Process(item.pid, item.ppid, len(item.threads), item.comm) for item in tree)

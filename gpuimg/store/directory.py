@@ -12,7 +12,7 @@ from gpuimg.store import files
 from gpuimg.store.catalogue import check_tag
 from gpuimg.store.checkpoint import Checkpoint
 from gpuimg.store.ingest import Session
-from gpuimg.store.model import Source
+from gpuimg.store.model import Source, SourceKind
 from gpuimg.store.store import Store
 
 
@@ -56,7 +56,6 @@ def import_directory(
     directory: Path,
     *,
     tag: str | None = None,
-    source: Source | None = None,
     watch: Callable[[Session], None] | None = None,
 ) -> Checkpoint:
     """Take every file of a directory into a new checkpoint, byte for byte.
@@ -71,4 +70,4 @@ def import_directory(
             watch(session)
         for path in paths:
             session.add_path(path.name, path)
-        return session.commit(tag=tag, source=source)
+        return session.commit(tag=tag, source=Source(kind=SourceKind.IMPORT))
