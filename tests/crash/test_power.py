@@ -166,9 +166,6 @@ def test_a_pack_of_a_writer_killed_before_its_name_was_durable_may_be_counted_on
     expected: Expected = {}
     cuts = cut_after_each_call(store, expected)
 
-    class KilledError(BaseException):
-        pass
-
     with pytest.MonkeyPatch.context() as patch:
 
         def killed(*_: object) -> None:
@@ -183,6 +180,28 @@ def test_a_pack_of_a_writer_killed_before_its_name_was_durable_may_be_counted_on
         cuts.index = again._context.index
         expected[lab.take(again, lab.contents(1), tag="t")] = lab.contents(1)
         cuts.event("commit", again.path)
+
+
+def test_a_checkpoint_whose_removal_was_not_durable_does_not_come_back_without_its_packs(
+    store: Store, cut_after_each_call: Start
+) -> None:
+    expected: Expected = {}
+    cuts = cut_after_each_call(store, expected)
+    doomed = lab.take(store, lab.contents(1))
+    with pytest.MonkeyPatch.context() as patch:
+
+        def killed(*_: object) -> None:
+            raise KilledError
+
+        patch.setattr("gpuimg.store.files.sync_folder", killed)
+        with pytest.raises(KilledError):
+            store.remove(doomed)
+    assert store.gc().deleted_packs
+    cuts.event("gc", store.path)
+
+
+class KilledError(BaseException):
+    pass
 
 
 def put(session: Session, files: lab.Files) -> None:
