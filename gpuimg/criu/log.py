@@ -9,7 +9,7 @@ from gpuimg.errors import CriuFailedError
 
 _TAIL_BYTES = 4 << 20
 _QUOTED = 3
-_ERROR = re.compile(r"(?:\(\d+\.\d+\) )?\s*(?:\d+: )?Error \([^)]*\): (.*)")
+_ERROR = re.compile(r"(?:\(\d+\.\d+\) )?\s*(?:pie: )?(?:\d+: )?Error \([^)]*\): (.*)")
 
 # Lines that are no cause: what a privileged run in a container meets without harm, and what criu says
 # after every failure.
@@ -86,6 +86,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "or give criu the plugin for it",
     ),
     (r"No space left", "make room, or raise the quota"),
+    (
+        r"vdso: |Restorer fail",
+        "this criu cannot restore it here: use the one that dumped it (`gpuimg show`), or a newer one",
+    ),
 )
 
 
@@ -115,7 +119,7 @@ def remedy_for(errors: list[str]) -> str:
         for pattern, remedy in _REMEDIES:
             if re.search(pattern, line):
                 return remedy
-    return "see the log, and criu's documentation"
+    return "look it up in criu's documentation; `gpuimg doctor` checks the machine"
 
 
 def failure(verb: str, status: int, log: Path, stderr: Path) -> CriuFailedError:

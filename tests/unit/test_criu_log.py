@@ -36,7 +36,8 @@ def write(path: Path, *lines: str) -> Path:
         ("Unable to connect to image streamer socket: /x: Connection refused", "streamer was not listening"),
         ("Can't suspend seccomp: Operation not permitted", "run as root"),
         ("11 has rseq but kernel lacks get_rseq_conf feature", "this kernel lacks"),
-        ("something nobody has ever seen", "see the log"),
+        ("vdso: ELF header magic mismatch", "use the one that dumped it"),
+        ("something nobody has ever seen", "documentation"),
     ],
 )
 def test_a_known_error_has_its_remedy(message: str, remedy: str) -> None:
@@ -68,3 +69,14 @@ def test_what_criu_says_before_its_log_is_open_is_quoted(tmp_path: Path) -> None
 def test_a_criu_that_was_killed_is_told(tmp_path: Path) -> None:
     error = failure("dump", -9, tmp_path / "none", tmp_path / "none")
     assert error.what == "criu dump was killed by signal 9 and told no reason"
+
+
+def test_the_errors_of_a_task_that_restores_itself_are_read(tmp_path: Path) -> None:
+    """When only its memory is still to come, it runs code of criu that logs in a way of its own."""
+    log = write(
+        tmp_path / "log",
+        "(00.036378) pie: 4711: Error (criu/pie/util-vdso.c:117): vdso: ELF header magic mismatch",
+        "(00.036383) pie: 4711: Error (criu/pie/restorer.c:2253): Restorer fail 4711",
+        "(00.036478) Error (criu/cr-restore.c:2320): Restoring FAILED.",
+    )
+    assert read_errors(log) == ["vdso: ELF header magic mismatch", "Restorer fail 4711"]
