@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +24,7 @@ from gpuimg.criu.locate import Criu, find_criu
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = Path(__file__).with_name("processes")
 SUITES = ("trixie", "sid")
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture(scope="session", params=SUITES)
@@ -35,11 +41,38 @@ def criu(request: pytest.FixtureRequest) -> Criu:
             text=True,
         )
         assert fetched.returncode == 0, fetched.stderr
+    adopt_orphans()
     return find_criu(launcher)
+
+
+_collected: set[int] = set()
+
+
+def adopt_orphans() -> None:
+    """Do here what init does: collect restored processes, and the children of killed ones, as they die.
+
+    Some inits take seconds for it, and some never do; until then their PIDs are taken.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def body() -> None:
+        while True:
+            for pid in list(_collected):
+                collect(pid)
+            time.sleep(0.01)
+
+    if not any(thread.name == "init" for thread in threading.enumerate()):
+        threading.Thread(target=body, name="init", daemon=True).start()
+
+
+def collect(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def state(pid: int) -> str:
     """The state letter of a process; empty when there is none."""
+    collect(pid)
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -71,7 +104,8 @@ class Victim:
             )
         self.pid = self._child.pid
         until(lambda: self.count() > 0, "the test process is up")
-        self.pids = [self.pid, *children(self.pid)]
+        self.pids = descendants(self.pid)
+        _collected.update(self.pids)
 
     def count(self) -> int:
         try:
@@ -79,14 +113,7 @@ class Victim:
         except (FileNotFoundError, ValueError):
             return 0
 
-    def reap(self) -> None:
-        """Collect it if it is this process's child and dead, so that its PID is free again."""
-        self._child.poll()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)
-
     def alive(self) -> bool:
-        self.reap()
         return state(self.pid) not in ("", "Z", "X")
 
     def assert_runs(self) -> None:
@@ -103,13 +130,16 @@ class Victim:
         (self.folder / "checked").unlink(missing_ok=True)
         (self.folder / "check").touch()
         until((self.folder / "checked").exists, "the process has checked its memory")
-        assert (self.folder / "checked").read_text().startswith("good")
+        told = (self.folder / "checked").read_text()
+        assert told.startswith("good"), told
 
     def kill(self) -> None:
-        for pid in [self.pid, *children(self.pid)]:
+        ours = {os.getpid(), *self.pids}
+        for pid in {*descendants(self.pid), *(pid for pid in self.pids if parent(pid) in ours)}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.assert_gone()
+        self._child.wait()
 
 
 def parent(pid: int) -> int:
@@ -123,6 +153,11 @@ def parent(pid: int) -> int:
 def children(pid: int) -> list[int]:
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return [other for other in pids if parent(other) == pid]
+
+
+def descendants(pid: int) -> list[int]:
+    """The process itself first."""
+    return [pid, *(below for child in children(pid) for below in descendants(child))]
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +176,7 @@ Start = Callable[..., Victim]
 
 @pytest.fixture
 def start(tmp_path: Path, native: list[str]) -> Iterator[Start]:
-    """Start test processes: start(), start("counter", mib=64), start("tree")."""
+    """Start test processes: start(), start("counter", mib=64), start("tree"), start("world")."""
     started: list[Victim] = []
 
     def go(kind: str = "native", *, mib: int = 1) -> Victim:
@@ -152,6 +187,7 @@ def start(tmp_path: Path, native: list[str]) -> Iterator[Start]:
             "native": [*native, str(folder), str(mib)],
             "counter": [*python, str(PROCESSES / "counter.py"), str(folder), str(mib)],
             "tree": [*python, str(PROCESSES / "tree.py"), str(folder)],
+            "world": [*python, str(PROCESSES / "world.py"), str(folder)],
         }[kind]
         victim = Victim(folder, command)
         started.append(victim)
@@ -160,3 +196,78 @@ def start(tmp_path: Path, native: list[str]) -> Iterator[Start]:
     yield go
     for victim in started:
         victim.kill()
+        _collected.difference_update(victim.pids)
+
+
+class Gpuimg:
+    """The executable, with a store and a place for work folders of its own.
+
+    Attributes
+    ----------
+    store
+        Its store, made already.
+    runtime
+        Where its work folders are while a command runs.
+    environment
+        What it is started with.
+    """
+
+    executable = Path(sys.executable).with_name("gpuimg")
+    streamer = Path(sys.executable).with_name("gpuimg-image-streamer")
+
+    def __init__(self, folder: Path, runtime: Path, criu: Criu | None = None) -> None:
+        self.store = folder / "store"
+        self.runtime = runtime
+        self.environment = {
+            **os.environ,
+            "GPUIMG_STORE": str(self.store),
+            "XDG_RUNTIME_DIR": str(runtime),
+            "GPUIMG_CRIU": str(criu.path) if criu else "",
+        }
+        self("init")
+
+    def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        """Start a command; standard output and error are pipes unless `options` say otherwise."""
+        command = [str(self.executable), *map(str, arguments)]
+        fixed = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, **{"env": self.environment, "text": True} | fixed | options)
+
+    def finish(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+        out, err = process.communicate(timeout=120)
+        assert "Traceback" not in (err or ""), err
+        return subprocess.CompletedProcess(process.args, process.returncode, out or "", err or "")
+
+    def run(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        return self.finish(self.start(*arguments, **options))
+
+    def __call__(self, *arguments: object, **options: Any) -> str:
+        """Run a command that succeeds and has nothing to complain about; return what it prints."""
+        done = self.run(*arguments, **options)
+        assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stderr, done.stdout)
+        return done.stdout
+
+    def json(self, *arguments: object, **options: Any) -> Any:
+        return json.loads(self("--json", *arguments, **options))
+
+    def refuses(self, status: int, *arguments: object, **options: Any) -> str:
+        """Run a command that fails with `status` and one sentence; return the sentence."""
+        done = self.run(*arguments, **options)
+        assert done.returncode == status, (done.returncode, done.stderr, done.stdout)
+        assert done.stderr.startswith("gpuimg: ") and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A short path for work folders, in which nothing is left behind."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuimg-test-", dir="/tmp"))
+    yield folder
+    left = [str(path) for path in folder.rglob("*")]
+    shutil.rmtree(folder)
+    assert left == []
+
+
+@pytest.fixture
+def gpuimg(tmp_path: Path, runtime: Path, criu: Criu) -> Gpuimg:
+    """gpuimg with an empty store and the criu under test."""
+    return Gpuimg(tmp_path, runtime, criu)

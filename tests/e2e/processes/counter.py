@@ -27,9 +27,11 @@ def main(folder: Path, mib: int) -> None:
     blocks = [bytearray(pattern(seed + bytes([i % 256, i // 256]), 1 << 20)) for i in range(mib)]
     count = 0
     put(folder / "pid", str(os.getpid()))
+    # Always open, always of one size: a checkpoint of any moment can be restored more than once.
+    counter = os.open(folder / "count", os.O_RDWR | os.O_CREAT, 0o600)
     while True:
         count += 1
-        put(folder / "count", str(count))
+        os.pwrite(counter, b"%020d" % count, 0)
         if (folder / "check").exists():
             (folder / "check").unlink()
             good = all(

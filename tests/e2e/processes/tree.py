@@ -63,6 +63,8 @@ def main(folder: Path) -> None:
     deleted.flush()
     put(folder / "pid", str(os.getpid()))
     count = 0
+    # Always open, always of one size: a checkpoint of any moment can be restored more than once.
+    counter = os.open(folder / "count", os.O_RDWR | os.O_CREAT, 0o600)
     while True:
         os.write(writer, b"?")
         (answer,) = WORD.unpack(here.recv(WORD.size, socket.MSG_WAITALL))
@@ -74,7 +76,7 @@ def main(folder: Path) -> None:
             good = good and shared[4096 : 4096 + (1 << 20)] == twin
         if not good:
             put(folder / "checked", f"bad {count} {answer}")
-        put(folder / "count", str(count))
+        os.pwrite(counter, b"%020d" % count, 0)
         if (folder / "check").exists():
             (folder / "check").unlink()
             good = shared[4096 : 4096 + (1 << 20)] == twin
