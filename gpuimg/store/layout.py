@@ -25,6 +25,7 @@ MIN_CHUNK_SIZE = 64 * 1024
 MAX_CHUNK_SIZE = 1024 * 1024
 DEFAULT_CHUNK_SIZE = 256 * 1024
 _FOLDERS = ("packs", "manifests", "tags", "leases", "trash", "damaged", "tmp", "index")
+_DIGITS = frozenset("0123456789abcdef")
 _MAX_CONFIG_SIZE = 64 * 1024
 
 
@@ -90,12 +91,9 @@ class StoreFolder:
 def parse_id(name: str, suffix: str = "") -> bytes | None:
     """The id in a file name `<64 digits><suffix>`, or None if the name is not of that form."""
     digits = name.removesuffix(suffix)
-    if len(digits) != 64 or len(name) != 64 + len(suffix) or digits != digits.lower():
+    if len(name) != 64 + len(suffix) or len(digits) != 64 or not set(digits) <= _DIGITS:
         return None
-    try:
-        return bytes.fromhex(digits)
-    except ValueError:
-        return None
+    return bytes.fromhex(digits)
 
 
 def create(root: Path, chunk_size: int) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from gpuimg.store.index import Index
 from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import Lease, exclusive_lock
 from gpuimg.store.model import RepairReport
-from gpuimg.store.pack import ObjectHeader, PackInfo, scan_objects
+from gpuimg.store.pack import OBJECT_HEADER_SIZE, ObjectHeader, PackInfo, entry_header, scan_objects
 from gpuimg.store.packfiles import PackFiles
 from gpuimg.store.packset import load_pack
 from gpuimg.store.packwriter import PackWriter
@@ -90,7 +91,7 @@ def _repair_packs(context: Context, findings: _Findings) -> list[PackInfo]:
                 continue
             damaged = check_objects(context, info).damaged
             if damaged:
-                infos += _rebuild(context, path, lease, findings, len(info.toc))
+                infos += _rebuild(context, path, lease, findings, info)
             else:
                 infos.append(info)
     finally:
@@ -99,13 +100,13 @@ def _repair_packs(context: Context, findings: _Findings) -> list[PackInfo]:
 
 
 def _rebuild(
-    context: Context, path: Path, lease: Lease, findings: _Findings, objects: int | None
+    context: Context, path: Path, lease: Lease, findings: _Findings, info: PackInfo | None
 ) -> list[PackInfo]:
     """Copy the good objects of a damaged pack into a new one, then set the pack aside."""
     writer = PackWriter(context.folder, context.config.id, lease.id)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for _, header, payload in scan_objects(fd):
+        for header, payload in _objects(fd, info):
             if _is_good(header, payload):
                 writer.add_object(header, payload)
         saved = len(writer.chunk_ids)
@@ -123,9 +124,20 @@ def _rebuild(
     findings.rebuilt += 1
     findings.salvaged += saved
     # Without its table of contents nobody knows how many objects the pack had.
-    findings.lost += max(objects - saved, 0) if objects is not None else 0
+    findings.lost += len(info.toc) - saved if info is not None else 0
     _set_aside(context.folder, path, findings)
     return infos
+
+
+def _objects(fd: int, info: PackInfo | None) -> Iterator[tuple[ObjectHeader, bytes]]:
+    """The objects that a pack's table names, damaged ones too; without a table, those that a scan finds."""
+    if info is None:
+        for _, header, payload in scan_objects(fd):
+            yield header, payload
+        return
+    for entry in info.toc:
+        header = entry_header(entry)
+        yield header, files.pread_exactly(fd, header.stored, int(entry["offset"]) + OBJECT_HEADER_SIZE)
 
 
 def _is_good(header: ObjectHeader, payload: bytes) -> bool:

@@ -244,9 +244,10 @@ class _Verification:
             offset = 0
             for ref in entry.segments:
                 place = self.context.index.lookup([ref.id])[0]
+                bad = self.bad.get((place.pack, place.ordinal)) if place else None
+                if place and bad is not None:
+                    hurt.add((place.pack, place.ordinal))
                 try:
-                    if place and (place.pack, place.ordinal) in self.bad:
-                        hurt.add((place.pack, place.ordinal))
                     segment = self.context.reader.segment(ref)
                 except (StoredDataError, NewerFormatError) as error:
                     lost = place is not None or ref.id not in self.unindexed
@@ -255,6 +256,11 @@ class _Verification:
                     self.faults.append(Fault(kind, error.what, remedy, name, entry.name, offset))
                     offset += ref.size
                     continue
+                if bad is not None:
+                    # Its header only; a reader does without.
+                    self.faults.append(
+                        Fault(FaultKind.DAMAGED_RECIPE, bad, _REPAIR, name, entry.name, offset)
+                    )
                 pieces = zip(segment.lengths.tolist(), segment.zero.tolist(), strict=True)
                 hurt |= self._check_chunks(name, entry.name, offset, list(pieces), segment.chunk_ids())
                 offset += ref.size

@@ -18,6 +18,9 @@ from gpuimg.errors import GpuimgError, UnknownReferenceError, VerifyFailedError
 from tests.fixtures.make_broken import ALL, BROKEN, CONTENTS, make
 from tests.fixtures.store_data import noise
 
+# Repair cannot bring back what these took; what a newer gpuimg wrote is not lost.
+LOSING = [name for name, expected in BROKEN.items() if expected.lost and not name.startswith("newer")]
+
 
 @pytest.fixture(params=BROKEN)
 def broken(request, tmp_path):
@@ -160,15 +163,14 @@ def test_repair_saves_what_is_whole_and_verify_names_the_rest(broken, tmp_path):
     assert (again.set_aside, again.rebuilt_packs) == ((), 0), name
 
 
-def test_taking_a_hurt_checkpoint_again_after_repair_cures_it(broken, tmp_path):
-    _, expected, store = broken
-    if expected.repairs or not expected.lost or "newer" in store.root.name:
-        pytest.skip("repair loses nothing of this one")
+@pytest.mark.parametrize("name", LOSING)
+def test_taking_a_hurt_checkpoint_again_after_repair_cures_it(name, tmp_path):
+    store = make(name, tmp_path)
     gpuimg.repair_store(store.root)
     with gpuimg.open_store(store.root) as opened:
         with opened.ingest() as session:
-            for name, data in CONTENTS["hurt"].items():
-                file = session.file(name)
+            for file_name, data in CONTENTS["hurt"].items():
+                file = session.file(file_name)
                 file.write(data)
                 file.close()
             session.commit(tag="again")
