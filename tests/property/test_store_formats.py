@@ -559,7 +559,10 @@ def test_a_folder_without_configuration_is_no_store(tmp_path):
 
 
 @settings(max_examples=300)
-@given(st.text(st.sampled_from("0123456789abcdefABCDEFgx.- \n"), max_size=70))
+@given(
+    st.text(st.sampled_from("0123456789abcdefABCDEFgx.- \n"), max_size=70)
+    | st.text(st.sampled_from("0123456789abcdefA \t"), min_size=64, max_size=64)
+)
 def test_only_lower_case_hexadecimal_names_an_id(name):
     found = layout.parse_id(name)
     assert found is None or found.hex() == name
