@@ -133,6 +133,18 @@ class Victim:
         told = (self.folder / "checked").read_text()
         assert told.startswith("good"), told
 
+    def remember_files(self) -> None:
+        """Once it is dumped: criu wants the files that were open as they were."""
+        self._files = {path: path.read_bytes() for path in self.folder.iterdir() if path.is_file()}
+
+    def put_files_back(self) -> None:
+        """Before it is restored once more."""
+        for path in self.folder.iterdir():
+            if path.is_file() and path not in self._files:
+                path.unlink()
+        for path, data in self._files.items():
+            path.write_bytes(data)
+
     def kill(self) -> None:
         ours = {os.getpid(), *self.pids}
         for pid in {*descendants(self.pid), *(pid for pid in self.pids if parent(pid) in ours)}:

@@ -124,16 +124,14 @@ def test_a_whole_tree_comes_back(gpuimg: Gpuimg, start: Start) -> None:
     worker, exited, killed, stopped = map(int, (victim.folder / "pids").read_text().split())
     [grandchild] = children(worker)
     dump(gpuimg, victim, "t", "--", "--file-locks")
-    log = (victim.folder / "log").read_bytes()
+    victim.remember_files()
     for _ in range(2):
         gpuimg("restore", "t", "--detach", "--", "--file-locks")
         victim.assert_runs()
         assert [state(pid) for pid in (worker, grandchild, exited, killed, stopped)] == list("SSZZT")
         victim.assert_whole()
         victim.kill()
-        # What processes keep outside their memory is theirs to put back.
-        (victim.folder / "log").write_bytes(log)
-        (victim.folder / "check").unlink(missing_ok=True)
+        victim.put_files_back()
 
     processes = {item["pid"]: item for item in gpuimg.json("show", "t")["processes"]}
     assert processes.keys() == set(victim.pids)
