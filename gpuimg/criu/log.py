@@ -9,7 +9,11 @@ from gpuimg.errors import CriuFailedError
 
 _TAIL_BYTES = 4 << 20
 _QUOTED = 3
-_ERROR = re.compile(r"(?:\(\d+\.\d+\) )?\s*(?:pie: )?(?:\d+: )?Error \([^)]*\): (.*)")
+# "Unable to interrupt" ends a dump, and criu only warns of it.
+_ERROR = re.compile(
+    r"(?:\(\d+\.\d+\) )?\s*(?:pie: )?(?:\d+: )?"
+    r"(?:Error \([^)]*\): |Warn +\([^)]*\): (?=Unable to interrupt))(.*)"
+)
 
 # Lines that are no cause: what a privileged run in a container meets without harm, and what criu says
 # after every failure.

@@ -52,6 +52,8 @@ _TICK = 0.02
 _GRACE_SECONDS = 15.0
 """How long criu may take to clean up after it was given up."""
 
+_PF_KTHREAD = 0x00200000
+
 _LOG = "criu.log"
 _STDERR = "criu.stderr"
 _MARK = "GPUIMG_RUN"
@@ -265,6 +267,8 @@ def check_process(pid: int) -> None:
         raise NoSuchProcessError(
             f"{pid} is a thread of process {facts['Tgid']}", remedy=f"dump process {facts['Tgid']}"
         )
+    if _is_of_the_kernel(pid):
+        raise NoSuchProcessError(f"{pid} is a thread of the kernel", remedy="look the PID up again")
     ancestor = os.getpid()
     while ancestor > 0:
         if ancestor == pid:
@@ -458,6 +462,15 @@ def _write_pidfile(path: Path, pid: int) -> None:
         raise InputOutputError(
             f"the PID file {path} cannot be written: {error.strerror}", remedy="name another with --pidfile"
         ) from None
+
+
+def _is_of_the_kernel(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    # The flags are the seventh field behind the name, which may hold anything.
+    return bool(int(text[text.rindex(")") + 2 :].split()[6]) & _PF_KTHREAD)
 
 
 def _status(pid: int) -> dict[str, str]:

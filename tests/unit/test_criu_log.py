@@ -80,3 +80,15 @@ def test_the_errors_of_a_task_that_restores_itself_are_read(tmp_path: Path) -> N
         "(00.036478) Error (criu/cr-restore.c:2320): Restoring FAILED.",
     )
     assert read_errors(log) == ["vdso: ELF header magic mismatch", "Restorer fail 4711"]
+
+
+def test_a_warning_that_ends_a_dump_counts_as_its_error(tmp_path: Path) -> None:
+    log = write(
+        tmp_path / "log",
+        "(00.023790) Warn  (criu/kerndat.c:1): no matter",
+        "(00.023794) Warn  (compel/src/lib/infect.c:133): Unable to interrupt task: 7 (Operation not permitted)",
+        "(00.023808) Error (compel/src/lib/infect.c:418): Unable to detach from 7: No such process",
+        "(00.023905) Error (criu/cr-dump.c:2111): Dumping FAILED.",
+    )
+    assert read_errors(log) == ["Unable to interrupt task: 7 (Operation not permitted)"]
+    assert "another program traces it" in failure("dump", 1, log, tmp_path / "none").remedy
