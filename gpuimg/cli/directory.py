@@ -38,7 +38,7 @@ def import_command(state: State, directory: Path, tag: str | None) -> None:
                 store,
                 directory,
                 tag=tag,
-                watch=lambda session: reporter.watch(lambda: session.raw_bytes, total),
+                watch=lambda session: reporter.watch(lambda: session.raw_bytes, lambda: total),
             )
         output.write_made(checkpoint, tag, as_json=state.as_json)
 
@@ -63,10 +63,14 @@ def export_command(state: State, ref: str, directory: Path | None, shard_fds: li
     """
     if (directory is None) == (shard_fds is None):
         raise click.UsageError("say where to: either a directory or --shard-fds")
-    with state.open_store() as store, Reporter(state, "export"):
+    from gpuimg.store.model import Progress
+
+    progress = Progress()
+    with state.open_store() as store, Reporter(state, "export") as reporter:
         checkpoint = store.checkpoint(ref)
         if directory is not None:
-            checkpoint.export(directory)
+            reporter.watch(lambda: progress.done, lambda: progress.total)
+            checkpoint.export(directory, progress=progress)
         elif shard_fds is not None:
             from gpuimg.stream.stored import export_shards
 

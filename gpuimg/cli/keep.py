@@ -62,8 +62,12 @@ def verify_command(state: State, ref: str | None, quick: bool) -> None:
 
     Names every fault, the checkpoint, file and offset it hurts, and what to do.
     """
-    with state.open_store() as store, Reporter(state, "verify"):
-        report = store.verify(ref, quick=quick)
+    from gpuimg.store.model import Progress
+
+    progress = Progress()
+    with state.open_store() as store, Reporter(state, "verify") as reporter:
+        reporter.watch(lambda: progress.done, lambda: progress.total)
+        report = store.verify(ref, quick=quick, progress=progress)
     if report.faults and not state.as_json:
         for fault in report.faults:
             output.write(_fault_line(fault))

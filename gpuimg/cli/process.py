@@ -67,7 +67,7 @@ def dump_command(
                 leave_running=leave_running,
                 criu=criu,
                 extra_args=criu_arguments,
-                watch=lambda session: reporter.watch(lambda: session.raw_bytes, 0),
+                watch=lambda session: reporter.watch(lambda: session.raw_bytes, lambda: 0),
             )
         output.write_made(checkpoint, tag, as_json=state.as_json)
 

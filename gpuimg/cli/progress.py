@@ -46,14 +46,14 @@ class Reporter:
             self._bar.add_task(self._command, total=None)
         return self
 
-    def watch(self, done: Callable[[], int], total: int) -> None:
-        """Report from now on how many of `total` bytes are done; 0 if nobody knows the total."""
+    def watch(self, done: Callable[[], int], total: Callable[[], int]) -> None:
+        """Report from now on how many of how many bytes are done; 0 if nobody knows the total."""
         if self._fd is None and self._bar is None:
             return
 
         def poll() -> None:
             while not self._end.wait(INTERVAL):
-                self._report(done(), total)
+                self._report(done(), total())
 
         self._poller = threading.Thread(target=poll, name="progress", daemon=True)
         self._poller.start()

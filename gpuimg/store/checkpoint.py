@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpuimg.errors import BadNameError, ImagesDirectoryError, StoredDataError, UsageError
 from gpuimg.store import files as fs
 from gpuimg.store.manifest import Manifest
-from gpuimg.store.model import FileEntry, Source, Statistics
+from gpuimg.store.model import FileEntry, Progress, Source, Statistics
 from gpuimg.store.pool import Pool, Slab
 from gpuimg.store.reader import ChunkReader, Run, file_runs
 from gpuimg.store.workers import cores, run_on_all_cores
@@ -185,7 +185,7 @@ class Checkpoint:
             named.offset = error.offset
             raise named from error
 
-    def export(self, directory: Path) -> None:
+    def export(self, directory: Path, *, progress: Progress | None = None) -> None:
         """Write all files into a directory, which is created (0700) if need be.
 
         Raises
@@ -205,7 +205,7 @@ class Checkpoint:
                 raise ImagesDirectoryError(
                     f"{directory / name} exists already", remedy="export into an empty or new directory"
                 )
-        _Export(self, directory).run()
+        _Export(self, directory, progress or Progress()).run()
 
     def _export_run(self, name: str, run: Run, fd: int) -> None:
         slab = self._pool.acquire_or_add()
@@ -223,7 +223,9 @@ class Checkpoint:
 class _Export:
     """Writes the files of a checkpoint with all cores; what was written is removed on failure."""
 
-    def __init__(self, checkpoint: Checkpoint, directory: Path) -> None:
+    def __init__(self, checkpoint: Checkpoint, directory: Path, progress: Progress) -> None:
+        self._progress = progress
+        progress.total = checkpoint.raw_bytes
         self._checkpoint = checkpoint
         self._directory = directory
         self._lock = threading.Lock()
@@ -254,7 +256,9 @@ class _Export:
             if any(piece.id is not None for piece in run.pieces):
                 self._checkpoint._export_run(name, run, fd)
         finally:
-            self._done(fd)
+            with self._lock:
+                self._progress.done += run.length
+                self._release(fd)
         return True
 
     def _all_work(self) -> Iterator[tuple[str, int, Run]]:
@@ -264,6 +268,7 @@ class _Export:
                 fd = fs.create_private(path)
                 self._created.append(path)
                 self._fds[fd] = 1
+                self._progress.done += len(entry.data)
                 os.ftruncate(fd, entry.size)
                 if entry.data:
                     fs.write_all(fd, entry.data)
@@ -271,10 +276,6 @@ class _Export:
                 for run in file_runs(self._checkpoint._reader, entry):
                     self._fds[fd] += 1
                     yield name, fd, run
-            self._release(fd)
-
-    def _done(self, fd: int) -> None:
-        with self._lock:
             self._release(fd)
 
     def _release(self, fd: int) -> None:

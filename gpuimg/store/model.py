@@ -129,6 +129,14 @@ class GcReport:
     removed_leftovers: int
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a long operation has come, in bytes; written by it, read by whoever watches."""
+
+    done: int = 0
+    total: int = 0
+
+
 class FaultKind(enum.StrEnum):
     """What is wrong; the expected diagnoses of tests/fixtures/broken-* use these names."""
 

@@ -22,7 +22,7 @@ from gpuimg.store.index import Index, remove_unusable
 from gpuimg.store.ingest import Session
 from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import exclusive_lock, shared_lock
-from gpuimg.store.model import FileDiff, FileEntry, GcReport, RepairReport, StoreStats, VerifyReport
+from gpuimg.store.model import FileDiff, FileEntry, GcReport, Progress, RepairReport, StoreStats, VerifyReport
 from gpuimg.store.packfiles import PackFiles
 from gpuimg.store.pool import Pool
 from gpuimg.store.reader import ChunkReader
@@ -200,12 +200,14 @@ class Store:
 
         return collect(self._context)
 
-    def verify(self, reference: str | None = None, *, quick: bool = False) -> VerifyReport:
+    def verify(
+        self, reference: str | None = None, *, quick: bool = False, progress: Progress | None = None
+    ) -> VerifyReport:
         """Check the store, or one checkpoint, down to the bytes; `quick` leaves the bytes out."""
         from gpuimg.store.verify import verify
 
         checkpoint_id = None if reference is None else self._context.catalogue.resolve(reference)
-        return verify(self._context, checkpoint_id, quick=quick)
+        return verify(self._context, checkpoint_id, quick=quick, progress=progress)
 
     def stats(self) -> StoreStats:
         """Figures of the store."""

@@ -14,7 +14,7 @@ from gpuimg.store.hashing import ID_SIZE, identify
 from gpuimg.store.index import Place, toc_chunk_ids
 from gpuimg.store.layout import parse_id
 from gpuimg.store.manifest import Manifest
-from gpuimg.store.model import Fault, FaultKind, VerifyReport
+from gpuimg.store.model import Fault, FaultKind, Progress, VerifyReport
 from gpuimg.store.pack import MAX_RAW, OBJECT_HEADER_SIZE, PackInfo, decode_header, entry_header
 from gpuimg.store.packset import load_pack
 from gpuimg.store.workers import cores, run_on_all_cores
@@ -59,8 +59,9 @@ def check_objects(context: Context, info: PackInfo) -> PackCheck:
 class _Verification:
     """One run over the whole store."""
 
-    def __init__(self, context: Context, *, quick: bool) -> None:
+    def __init__(self, context: Context, *, quick: bool, progress: Progress) -> None:
         self.context = context
+        self.progress = progress
         self.quick = quick
         self.faults: list[Fault] = []
         self.objects = 0
@@ -127,6 +128,7 @@ class _Verification:
 
     def _check_packs(self, only: set[int] | None = None) -> None:
         packs = {n: e for n, e in self.context.index.packs().items() if only is None or n in only}
+        self.progress.total = sum(entry.size for entry in packs.values())
         work = iter(packs.items())
 
         def step() -> bool:
@@ -135,6 +137,8 @@ class _Verification:
             if item is None:
                 return False
             self._check_pack(item[0], item[1].id)
+            with self._lock:
+                self.progress.done += item[1].size
             return True
 
         run_on_all_cores(step, cores())
@@ -331,10 +335,16 @@ def _place_of(entry: np.void, chunk_id: bytes) -> tuple[int, ...] | None:
     return (offset, header.stored, header.raw, header.codec, header.element_size, header.flags)
 
 
-def verify(context: Context, checkpoint_id: bytes | None = None, *, quick: bool = False) -> VerifyReport:
+def verify(
+    context: Context,
+    checkpoint_id: bytes | None = None,
+    *,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> VerifyReport:
     """Check everything, or one checkpoint; `quick` leaves the chunks' bytes out."""
     with files.os_errors("verifying the store"):
-        verification = _Verification(context, quick=quick)
+        verification = _Verification(context, quick=quick, progress=progress or Progress())
         if checkpoint_id is not None:
             return verification.check_one(checkpoint_id)
         return verification.run()
