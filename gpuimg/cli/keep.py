@@ -25,6 +25,9 @@ from gpuimg.errors import (
 if TYPE_CHECKING:
     from gpuimg.store.model import Fault
 
+_FAULTS_SHOWN = 100
+"""A lost pack hurts thousands of chunks; people need the first of them, programs take --json."""
+
 
 @command(
     "gc", example="gpuimg rm old\ngpuimg gc", errors=(*STORE_ERRORS, DamagedError, NoSpaceError, BusyError)
@@ -69,8 +72,10 @@ def verify_command(state: State, ref: str | None, quick: bool) -> None:
         reporter.watch(lambda: progress.done, lambda: progress.total)
         report = store.verify(ref, quick=quick, progress=progress)
     if report.faults and not state.as_json:
-        for fault in report.faults:
+        for fault in report.faults[:_FAULTS_SHOWN]:
             output.write(_fault_line(fault))
+        if len(report.faults) > _FAULTS_SHOWN:
+            output.write(f"and {len(report.faults) - _FAULTS_SHOWN} more; --json lists them all")
     if state.as_json:
         output.write_json({"clean": not report.faults, **output.plain(report)})
     elif not report.faults:

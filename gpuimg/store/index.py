@@ -132,6 +132,8 @@ class Index:
         finally:
             os.umask(umask)
         try:
+            # As long as it is open its number is not given to another file.
+            self._inode = (self.folder / "data.mdb").stat().st_ino
             self._env.reader_check()
             self._open_tables()
         except lmdb.Error as error:
@@ -149,6 +151,13 @@ class Index:
         self.close()
         delete_files(self.folder)
         self._open()
+
+    def replaced(self) -> bool:
+        """Whether another process has made the index anew since it was opened here."""
+        try:
+            return (self.folder / "data.mdb").stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
 
     def _check_file(self) -> None:
         """Refuse a file that LMDB would crash on rather than report."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gpuimg.errors import BadNameError, GpuimgError, UsageError
+from gpuimg.errors import BadNameError, GpuimgError, IndexBrokenError, UsageError
 from gpuimg.store import files, manifest
 from gpuimg.store.catalogue import check_tag
 from gpuimg.store.chunking import Cut, layout_for
@@ -313,6 +313,11 @@ class Session:
             files=entries,
         )
         with shared_lock(self._folder):
+            if self._index.replaced():
+                raise IndexBrokenError(
+                    "the store's index was made anew while this checkpoint was being taken",
+                    remedy="take the checkpoint again",
+                )
             if self._index.epoch() != self._epoch:
                 self._rescue(entries)
             temporary = self._folder.temporary(f"{self._lease.id.hex()}-manifest")

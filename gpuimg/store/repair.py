@@ -15,7 +15,6 @@ from gpuimg.errors import DamagedError, GpuimgError, IndexBrokenError, NewerForm
 from gpuimg.store import codec, files
 from gpuimg.store.catalogue import Catalogue
 from gpuimg.store.context import Context
-from gpuimg.store.gc import only_collector
 from gpuimg.store.hashing import identify
 from gpuimg.store.index import Index
 from gpuimg.store.layout import Config, StoreFolder
@@ -40,15 +39,12 @@ class _Findings:
 def repair(folder: StoreFolder, config: Config, index: Index) -> RepairReport:
     """Bring a store into a state in which everything that is still whole can be used.
 
-    Raises
-    ------
-    BusyError
-        Another gc or repair runs.
+    The caller holds off other collectors (`gc.only_collector`), from before it opened the index.
     """
     catalogue = Catalogue(folder, config)
     packs = PackFiles(folder, index)
     context = Context(folder, config, index, packs, ChunkReader(index, packs), catalogue)
-    with files.os_errors("repairing the store"), only_collector(folder), exclusive_lock(folder):
+    with files.os_errors("repairing the store"), exclusive_lock(folder):
         for name in ("packs", "manifests", "tags", "leases", "trash", "damaged", "tmp", "index"):
             files.make_folder(folder.root / name)
         findings = _Findings()

@@ -241,12 +241,13 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 
 def repair_store(path: str | os.PathLike[str]) -> RepairReport:
     """Repair a store that may be too broken to open (see `gpuimg.store.repair.repair`)."""
+    from gpuimg.store.gc import only_collector
     from gpuimg.store.repair import repair
 
     root = Path(path)
     config = layout.load(root)
     folder = StoreFolder(root)
-    with files.os_errors(f"repairing the store {root}"):
+    with files.os_errors(f"repairing the store {root}"), only_collector(folder):
         files.make_folder(folder.index)
         index = _indexes.acquire(folder, config, remake=True)
         try:

@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -319,3 +321,23 @@ def test_a_store_inherited_by_a_fork_says_so_instead_of_hanging(tmp_path):
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
         assert checkpoint.read("f") == noise(MIB)
+
+
+def test_a_session_whose_index_was_made_anew_by_another_process_does_not_commit(tmp_path):
+    path = tmp_path / "store"
+    with gpuimg.init_store(path) as store:
+        session = store.ingest()
+        file = session.file("a")
+        file.write(os.urandom(100_000))
+        file.close()
+        for name in ("data.mdb", "lock.mdb"):
+            (path / "index" / name).unlink()
+        subprocess.run(
+            [sys.executable, "-c", "import gpuimg, sys; gpuimg.open_store(sys.argv[1]).close()", str(path)],
+            check=True,
+        )
+        with pytest.raises(IndexBrokenError, match="made anew"):
+            session.commit(tag="t")
+    with gpuimg.open_store(path) as store:
+        assert not store.checkpoints()
+        assert not store.tags()
