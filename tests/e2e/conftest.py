@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = Path(__file__).with_name("processes")
 SUITES = ("trixie", "sid")
 PR_SET_CHILD_SUBREAPER = 36
+NOBODY = 65534
 
 
 @pytest.fixture(scope="session", params=SUITES)
@@ -283,3 +284,11 @@ def runtime() -> Iterator[Path]:
 def gpuimg(tmp_path: Path, runtime: Path, criu: Criu) -> Gpuimg:
     """gpuimg with an empty store and the criu under test."""
     return Gpuimg(tmp_path, runtime, criu)
+
+
+def as_nobody() -> list[str]:
+    """The start of a command that runs as nobody; with a capability to read, where Python is root's own."""
+    command = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+    if subprocess.run([*command, Gpuimg.executable, "--version"], capture_output=True).returncode:
+        command += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    return command
