@@ -86,7 +86,8 @@ def test_a_warning_that_ends_a_dump_counts_as_its_error(tmp_path: Path) -> None:
     log = write(
         tmp_path / "log",
         "(00.023790) Warn  (criu/kerndat.c:1): no matter",
-        "(00.023794) Warn  (compel/src/lib/infect.c:133): Unable to interrupt task: 7 (Operation not permitted)",
+        "(00.023794) Warn  (compel/src/lib/infect.c:133): "
+        "Unable to interrupt task: 7 (Operation not permitted)",
         "(00.023808) Error (compel/src/lib/infect.c:418): Unable to detach from 7: No such process",
         "(00.023905) Error (criu/cr-dump.c:2111): Dumping FAILED.",
     )
