@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -42,6 +43,20 @@ COMMANDS: dict[str, str] = {
     "bench": "bench",
 }
 """Command name to its module in gpuimg.cli; there it is the attribute `<name>_command`."""
+
+
+class _EndedError(BaseException):
+    """A signal asks for the end. Like an interrupt it passes everything that catches errors."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _end(number: int, _: object) -> NoReturn:
+    # Whoever asks a second time does not want to wait for the cleaning up.
+    signal.signal(number, signal.SIG_DFL)
+    raise _EndedError(number)
 
 
 class LazyGroup(click.Group):
@@ -89,6 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         print("gpuimg: interrupted", file=sys.stderr)
         return 130
+    except _EndedError as error:
+        print(f"gpuimg: ended by {signal.Signals(error.number).name}", file=sys.stderr)
+        return 128 + error.number
     except click.ClickException as error:
         return _fail(_from_click(error), given)
     except GpuimgError as error:
@@ -112,6 +130,9 @@ def run() -> NoReturn:
     everything is closed and flushed when `main` returns, so it is left out.
     """
     gc.set_threshold(100_000)  # imports make many objects and no garbage
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP, and so it stays
+            signal.signal(number, _end)
     status = main()
     try:
         sys.stdout.flush()
