@@ -127,8 +127,12 @@ class Checkpoint:
             self._pool.release(slab)
         return stop - offset
 
-    def stream(self, name: str) -> Iterator[memoryview]:
-        """The file's bytes in order, decoded ahead on all cores; each view is valid until the next step."""
+    def stream(self, name: str, *, keep: int = 0) -> Iterator[memoryview]:
+        """The file's bytes in order, decoded ahead on all cores.
+
+        Each view is valid until `keep` + 1 further steps; they are page-aligned and writable for files that
+        have segments.
+        """
         entry = self.entry(name)
         if not entry.segments:
             if entry.data:
@@ -136,6 +140,7 @@ class Checkpoint:
             return
         runs = file_runs(self._reader, entry)
         ahead: deque[tuple[Run, Slab, Future[None]]] = deque()
+        kept: deque[Slab] = deque()
         try:
             with self._naming(name):
                 while True:
@@ -144,10 +149,14 @@ class Checkpoint:
                         return
                     run, slab, future = ahead[0]
                     future.result()
-                    yield slab.view[: run.length]
                     ahead.popleft()
-                    self._pool.release(slab)
+                    kept.append(slab)
+                    yield slab.view[: run.length]
+                    if len(kept) > keep:
+                        self._pool.release(kept.popleft())
         finally:
+            for slab in kept:
+                self._pool.release(slab)
             for _, slab, future in ahead:
                 with contextlib.suppress(Exception):
                     future.cancel() or future.result()

@@ -29,6 +29,8 @@ Buffer = npt.NDArray[np.uint8]
 # Objects closer together than this are read with one read.
 _GAP = 16 * 1024
 _SCRATCH_SIZE = 4 * 1024 * 1024
+# With a gap before each, well below the number of parts that one preadv takes (IOV_MAX, 1024).
+_GROUP = 256
 _local = threading.local()
 
 
@@ -139,19 +141,31 @@ class ChunkReader:
 
     def _read_group(self, group: list[_Wanted], target: Buffer) -> None:
         """Read objects that lie close together in one pack, decode and verify each."""
+        if _is_raw(group[0].place):
+            self._read_raw(group, target)
+        else:
+            self._read_coded(group, target)
+
+    def _read_raw(self, group: list[_Wanted], target: Buffer) -> None:
+        """Raw chunks go straight to their places."""
+        first = group[0].place.offset
+        parts: list[memoryview] = []
+        end = first
+        for item in group:
+            if item.place.offset > end:
+                parts.append(_scratch(item.place.offset - end))
+            parts.append(target[item.start : item.start + item.place.raw].data)
+            end = item.place.offset + item.place.raw
+        count = self._fetch(group[0].place.pack, parts, first)
+        for item in group:
+            if item.place.offset + item.place.raw > first + count:
+                raise _at(self._damaged(item, "its pack is cut short"), item.start)
+            self._check(item, target[item.start : item.start + item.place.raw])
+
+    def _read_coded(self, group: list[_Wanted], target: Buffer) -> None:
         first, last = group[0].place, group[-1].place
-        size = last.offset + last.stored - first.offset
-        if len(group) == 1 and first.codec == codec.Codec.RAW and not first.flags:
-            self._read_raw(group[0], target)
-            return
-        scratch = _scratch(size)
-        with self._packs.open(first.pack) as fd, os_errors("reading a pack"):
-            count = os.preadv(fd, [scratch[:size]], first.offset)
-            while count < size:
-                more = os.preadv(fd, [scratch[count:size]], first.offset + count)
-                if not more:
-                    break
-                count += more
+        scratch = _scratch(last.offset + last.stored - first.offset)
+        count = self._fetch(first.pack, [scratch], first.offset)
         for item in group:
             start = item.place.offset - first.offset
             if start + item.place.stored > count:
@@ -166,17 +180,14 @@ class ChunkReader:
                 raise _at(self._damaged(item, error.what), item.start) from None
             self._check(item, out)
 
-    def _read_raw(self, item: _Wanted, target: Buffer) -> None:
-        """A raw chunk goes straight to its place."""
-        out = target[item.start : item.start + item.place.raw]
-        with self._packs.open(item.place.pack) as fd, os_errors("reading a pack"):
-            count = 0
-            while count < len(out):
-                more = os.preadv(fd, [out[count:].data], item.place.offset + count)
-                if not more:
-                    raise _at(self._damaged(item, "its pack is cut short"), item.start)
-                count += more
-        self._check(item, out)
+    def _fetch(self, number: int, parts: list[memoryview], offset: int) -> int:
+        """Fill the parts from a pack; returns the bytes read, fewer only at the pack's end."""
+        with self._packs.open(number) as fd, os_errors("reading a pack"):
+            total = count = os.preadv(fd, parts, offset)
+            while count and total < sum(map(len, parts)):
+                count = os.preadv(fd, _skip(parts, total), offset + total)
+                total += count
+            return total
 
     def _check(self, item: _Wanted, data: Buffer) -> None:
         if identify(data.data) != item.id:
@@ -215,8 +226,13 @@ def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
             before = group[-1].place
             gap = item.place.offset - (before.offset + before.stored)
             span = item.place.offset + item.place.stored - group[0].place.offset
-            raw = codec.Codec.RAW in {item.place.codec, before.codec}
-            if raw or item.place.pack != before.pack or not 0 <= gap <= _GAP or span > _SCRATCH_SIZE:
+            if (
+                item.place.pack != before.pack
+                or not 0 <= gap <= _GAP
+                or span > _SCRATCH_SIZE
+                or len(group) == _GROUP
+                or _is_raw(item.place) != _is_raw(before)
+            ):
                 yield group
                 group = []
         group.append(item)
@@ -224,14 +240,29 @@ def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
         yield group
 
 
+def _is_raw(place: Place) -> bool:
+    """Whether the object's payload is the chunk itself."""
+    return place.codec == codec.Codec.RAW and not place.flags and place.stored == place.raw
+
+
+def _skip(parts: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of the parts behind their first `count` bytes."""
+    left = []
+    for part in parts:
+        if count < len(part):
+            left.append(part[count:])
+        count = max(0, count - len(part))
+    return left
+
+
 def _scratch(size: int) -> memoryview:
-    """The calling thread's buffer for coded bytes."""
+    """`size` bytes of the calling thread's buffer."""
     if size > _SCRATCH_SIZE:
         return memoryview(bytearray(size))
     if not hasattr(_local, "scratch"):
         _local.scratch = memoryview(bytearray(_SCRATCH_SIZE))
     scratch: memoryview = _local.scratch
-    return scratch
+    return scratch[:size]
 
 
 def file_runs(

@@ -18,35 +18,25 @@ from gpuimg.stream.seams import Moved
 if TYPE_CHECKING:
     from gpuimg.store.checkpoint import Checkpoint
 
-LENT_CAPACITY = 256 * 1024
-"""Bytes of pipe for lent pages: small beside a slab, since as much of each slab has to be copied."""
 _COPIED_OUT = re.compile(r"(?:amdgpu-)?pages-[^/]*\.img")
 """Images that their reader takes out of the pipe with read(2). Others may be spliced onward, and then a page
 of ours would be looked at long after it has left the pipe: those are always copied in."""
 
 
-def _lend(pipe: int, buffer: memoryview, capacity: int) -> None:
-    """Put a writable buffer into a pipe, most of it without copying; on return it may be reused.
-
-    The last bytes, as many as the pipe holds, are written with a copy. Once they are in, everything before
-    them has been taken out.
-    """
-    # The end of the copied part lies on a page boundary, so that it fills the pipe's slots to the last.
-    lent = max(0, len(buffer) - capacity) & -pipes.PAGE
-    if lent:
-        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        done = 0
-        while done < lent:
-            done += pipes.vmsplice(pipe, address + done, lent - done)
-    pipes.write_all(pipe, buffer[lent:])
-    if lent:
-        _wait_for_room(pipe, len(buffer) - lent)
+def _lend(pipe: int, buffer: memoryview) -> None:
+    """Put a writable, page-aligned buffer into a pipe without copying it."""
+    if not buffer:
+        return
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    done = 0
+    while done < len(buffer):
+        done += pipes.vmsplice(pipe, address + done, len(buffer) - done)
 
 
 def _wait_for_room(pipe: int, allowed: int) -> None:
     """Wait until the pipe holds at most `allowed` bytes; BrokenPipeError if its reader goes away.
 
-    Hardly ever waits: only where the kernel has found room for more than the capacity says.
+    Hardly ever waits: where `allowed` is at least the pipe's capacity the bytes before are out already.
     """
     poll = select.poll()
     poll.register(pipe, 0)
@@ -67,17 +57,28 @@ class StoredFile:
         self.size = size
 
     def send(self, pipe: int, moved: Moved) -> None:
-        """Write everything."""
-        lend = _COPIED_OUT.fullmatch(self._name) is not None and self.size > 2 * LENT_CAPACITY
-        if lend:
-            pipes.try_capacity(pipe, LENT_CAPACITY)
+        """Write everything, page images mostly without copying.
+
+        A lent view stays in use until its bytes have left the pipe, so the stream keeps the view before the
+        current one. The last bytes, as many as the pipe holds, are copied: once the file is closed nothing
+        can be observed any more.
+        """
         capacity = pipes.capacity(pipe)
-        for buffer in self._checkpoint.stream(self._name):
-            if lend and not buffer.readonly:
-                _lend(pipe, buffer, capacity)
-            else:
-                pipes.write_all(pipe, buffer)
-            moved(len(buffer))
+        if _COPIED_OUT.fullmatch(self._name) is None or self.size <= 2 * capacity:
+            for view in self._checkpoint.stream(self._name):
+                pipes.write_all(pipe, view)
+                moved(len(view))
+            return
+        position = lent_until = 0
+        for view in self._checkpoint.stream(self._name, keep=1):
+            lent = max(0, min(len(view), self.size - capacity - position)) & -pipes.PAGE
+            _lend(pipe, view[:lent])
+            pipes.write_all(pipe, view[lent:])
+            lent_until += lent
+            position += len(view)
+            # What may stay in the pipe at the next step: this view, and at the end what was copied.
+            _wait_for_room(pipe, len(view) if position < self.size else self.size - lent_until)
+            moved(len(view))
 
 
 class StoreSource:
