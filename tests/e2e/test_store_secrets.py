@@ -259,3 +259,16 @@ def test_a_gpuimg_that_is_told_to_end_cleans_up(
     else:
         victim.assert_gone()
     assert gpuimg("verify").startswith("clean")
+
+
+@with_one_criu
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_capture_that_is_told_to_end_takes_its_socket_along(
+    gpuimg: Gpuimg, images: Path, number: signal.Signals
+) -> None:
+    running = gpuimg.start("capture", "-D", images, "--tag", "t")
+    until((images / "streamer-capture.sock").exists, "it listens")
+    running.send_signal(number)
+    assert gpuimg.finish(running).returncode == 128 + number
+    assert list(images.iterdir()) == []
+    assert gpuimg("gc") and gpuimg("verify").startswith("clean: 0 checkpoints")
