@@ -40,6 +40,7 @@ def work_folder(*, environment: Mapping[str, str] | None = None) -> Iterator[Pat
     """
     folder = _make(os.environ if environment is None else environment)
     with (folder / _LOCK).open("wb") as lock:
+        os.fchmod(lock.fileno(), 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         _sweep(folder.parent)
         try:

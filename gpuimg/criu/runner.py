@@ -341,6 +341,7 @@ class _Run:
         environment = {**os.environ, _MARK: folder}
         try:
             with (self._folder / _STDERR).open("wb") as output:
+                os.fchmod(output.fileno(), 0o600)
                 return subprocess.Popen(
                     command,
                     stdin=stdin,
