@@ -6,6 +6,7 @@ bytes at the end must be shown to it again together with what follows.
 
 from __future__ import annotations
 
+import bisect
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Protocol
 
@@ -93,12 +94,17 @@ class PageCutter:
         pages = len(buffer) // PAGE
         words = buffer[: pages * PAGE].view(np.uint64).reshape(pages, PAGE // 8)
         sums = words[:, :_SUMMED_WORDS].sum(axis=1, dtype=np.uint64)
-        runs = _zero_runs(words, sums)
+        low = np.flatnonzero(sums * _MULTIPLIER < _THRESHOLD)
+        empty = sums[low] == 0
+        marks: list[int] = (low + 1).tolist()
+        runs: list[tuple[int, int]] = []
+        if empty.any():
+            runs = _zero_runs(words, low[empty])
+            marks = (low[~empty] + 1).tolist()
         # A short run at the end may go on in the next buffer: nothing is cut behind its start yet.
         stop = pages
         if runs and runs[-1][1] == pages and not last and not self._is_long(runs[-1]):
             stop = runs.pop()[0]
-        marks = np.flatnonzero((sums != 0) & (sums * _MULTIPLIER < _THRESHOLD)) + 1
         cuts: list[Cut] = []
         position = 0
         for run in runs:
@@ -118,10 +124,10 @@ class PageCutter:
         return run[1] - run[0] >= MIN_PAGES or (run[0] == 0 and self._inside_zero_run)
 
 
-def _zero_runs(words: npt.NDArray[np.uint64], sums: npt.NDArray[np.uint64]) -> list[tuple[int, int]]:
-    """All runs of zero pages as (first, end)."""
+def _zero_runs(words: npt.NDArray[np.uint64], empty: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """All runs of zero pages as (first, end); `empty` are the pages that begin with zeros."""
     found: list[tuple[int, int]] = []
-    for start, stop in _runs(np.flatnonzero(sums == 0)):
+    for start, stop in _runs(empty):
         zero = np.flatnonzero(words[start:stop].max(axis=1) == 0)
         found += [(start + first, start + end) for first, end in _runs(zero)]
     return found
@@ -135,19 +141,19 @@ def _runs(numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     return [(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
-def _cut_span(cuts: list[Cut], marks: npt.NDArray[np.int64], start: int, stop: int, partial: int = 0) -> None:
+def _cut_span(cuts: list[Cut], marks: list[int], start: int, stop: int, partial: int = 0) -> None:
     """Cut the pages [start, stop), whose end is a border, and the bytes of a partial page behind them."""
     start = _cut_at_marks(cuts, marks, start, stop)
     if start < stop or partial:
         cuts.append(Cut(start * PAGE, (stop - start) * PAGE + partial, zero=False))
 
 
-def _cut_at_marks(cuts: list[Cut], marks: npt.NDArray[np.int64], start: int, stop: int) -> int:
+def _cut_at_marks(cuts: list[Cut], marks: list[int], start: int, stop: int) -> int:
     """Cut at marks and at the maximum length; returns where the first cut that needs more pages starts."""
     while True:
-        index = int(np.searchsorted(marks, start + MIN_PAGES))
+        index = bisect.bisect_left(marks, start + MIN_PAGES)
         limit = start + MAX_PAGES
-        end = min(int(marks[index]), limit) if index < len(marks) else limit
+        end = min(marks[index], limit) if index < len(marks) else limit
         if end > stop:
             return start
         cuts.append(Cut(start * PAGE, (end - start) * PAGE, zero=False))
