@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,14 +50,16 @@ class StageTimes:
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
 
-class Job:
-    """Something a worker does. `cancel` is called instead of `run` after a failure."""
+class Job(ABC):
+    """Something a worker does."""
 
+    @abstractmethod
     def run(self, worker: int) -> None:
-        raise NotImplementedError
+        """Do it, on the thread of that number."""
 
+    @abstractmethod
     def cancel(self) -> None:
-        raise NotImplementedError
+        """Give up what it holds; called instead of `run` after a failure."""
 
 
 class Workers:

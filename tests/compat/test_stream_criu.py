@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,10 +17,8 @@ import pytest
 
 from tests.compat.streamlib import EXECUTABLE
 
-CRIU = {
-    suite: Path(__file__).resolve().parents[2] / ".criu" / suite / "bin" / "criu"
-    for suite in ("trixie", "sid")
-}
+ROOT = Path(__file__).resolve().parents[2]
+CRIU = {suite: ROOT / ".criu" / suite / "bin" / "criu" for suite in ("trixie", "sid")}
 FILTER = next((name for name in ("lz4", "zstd", "gzip") if shutil.which(name)), "cat")
 UNFILTER = "cat" if FILTER == "cat" else f"{FILTER} -d"
 STREAMER = shlex.quote(str(EXECUTABLE))
@@ -56,9 +55,15 @@ def restore(criu: Path, images: Path) -> None:
 
 @pytest.fixture(params=sorted(CRIU))
 def criu(request):
-    """Every criu that is there."""
+    """Both criu versions, fetched if they are missing."""
     if not CRIU[request.param].exists():
-        pytest.skip(f"no criu of {request.param} in .criu; run `make criu`")
+        fetched = subprocess.run(
+            [sys.executable, "-m", "scripts.fetch_criu", request.param],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert fetched.returncode == 0, fetched.stderr
     return CRIU[request.param]
 
 
