@@ -13,9 +13,9 @@ from gpuimg.errors import (
     NewerFormatError,
     UnknownReferenceError,
 )
-from gpuimg.store import files, manifest
+from gpuimg.store import files
 from gpuimg.store.layout import Config, StoreFolder, parse_id
-from gpuimg.store.manifest import Manifest
+from gpuimg.store.model import Manifest
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
@@ -55,6 +55,8 @@ class Catalogue:
         ------
         UnknownReferenceError, DamagedError, NewerFormatError
         """
+        from gpuimg.store import manifest
+
         name = checkpoint_id.hex()[:12]
         path = self._folder.manifest(checkpoint_id)
         with files.os_errors(f"reading the manifest {path}"):

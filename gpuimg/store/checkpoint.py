@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpuimg.errors import BadNameError, ImagesDirectoryError, StoredDataError, UsageError
 from gpuimg.store import files as fs
-from gpuimg.store.manifest import Manifest
-from gpuimg.store.model import FileEntry, Progress, Source, Statistics
+from gpuimg.store.model import FileEntry, Manifest, Progress, Source, Statistics
 from gpuimg.store.pool import Pool, Slab
 from gpuimg.store.reader import ChunkReader, Run, file_runs
 from gpuimg.store.workers import cores, run_on_all_cores

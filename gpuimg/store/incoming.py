@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpuimg.errors import UsageError
-from gpuimg.store import files, manifest
+from gpuimg.store import files
 from gpuimg.store.chunking import Cut, Cutter, make_cutter
 from gpuimg.store.codec import Chooser
 from gpuimg.store.model import Layout
 from gpuimg.store.pool import SLAB_SIZE, Pool, Slab
-from gpuimg.store.recipe import RecipeBuilder
+from gpuimg.store.recipe import INLINE_LIMIT, RecipeBuilder
 from gpuimg.store.workers import Job, StageTimes, Workers
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class FileIngest:
         if self.closed:
             return
         self.closed = True
-        if self.size <= manifest.INLINE_LIMIT:
+        if self.size <= INLINE_LIMIT:
             data = bytes(self._slab.view[: self._filled]) if self._slab else self._tail
             self.drop()
             self._session.finish_small(self, data)
@@ -202,7 +202,7 @@ class PathJob(Job):
                     filled, last = self._fill(slab)
                 self.file.size += filled - len(self.tail)
                 self.session.took(filled - len(self.tail))
-                if last and self.file.size <= manifest.INLINE_LIMIT:
+                if last and self.file.size <= INLINE_LIMIT:
                     self._close()
                     self.session.finish_small(self.file, bytes(slab.view[:filled]))
                     return

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpuimg.errors import BadNameError, GpuimgError, IndexBrokenError, UsageError
-from gpuimg.store import files, manifest
+from gpuimg.store import files
 from gpuimg.store.catalogue import check_tag
 from gpuimg.store.chunking import Cut, layout_for
 from gpuimg.store.codec import RAW, Chooser
@@ -29,6 +29,7 @@ from gpuimg.store.layout import Config, StoreFolder, parse_id
 from gpuimg.store.lease import Lease, shared_lock
 from gpuimg.store.memory import keep_freed_memory
 from gpuimg.store.model import FileEntry, SegmentRef, Source, Statistics
+from gpuimg.store.names import check_name
 from gpuimg.store.packwriter import PackWriter, Sealer
 from gpuimg.store.pool import Pool, Slab
 from gpuimg.store.recipe import Entry, encode_segment
@@ -114,7 +115,7 @@ class Session:
         BadNameError
             The name is not allowed, or the session has a file of that name.
         """
-        manifest.check_name(name)
+        check_name(name)
         self.check()
         if name in self._files or name in self._small:
             raise BadNameError(
@@ -294,6 +295,9 @@ class Session:
         return self._load(checkpoint_id)
 
     def _commit(self, tag: str | None, source: Source) -> bytes:
+        # Loaded here, while the workers are still at work.
+        from gpuimg.store import manifest
+
         unfinished = [name for name, file in list(self._files.items()) if not file.closed]
         self.workers.drain()
         self.check()

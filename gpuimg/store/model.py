@@ -83,6 +83,20 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Manifest:
+    """A parsed manifest. `created` in nanoseconds since the epoch; `files` sorted by name."""
+
+    store_id: bytes
+    created: int
+    nonce: bytes
+    root: bytes
+    parent: bytes
+    source: Source
+    statistics: Statistics
+    files: tuple[FileEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointStats:
     """One line of `stats`."""
 

@@ -18,6 +18,8 @@ MAGIC = b"GPRC"
 VERSION = 1
 HAS_FINGERPRINTS = 1
 SEGMENT_ENTRIES = 4096
+# Files up to this size stand in the manifest and have no recipe.
+INLINE_LIMIT = 4096
 _MAX_ENTRIES = 16384
 _HEAD = struct.Struct("<4sBBHII")
 _ZERO_RUN = np.uint64(1 << 63)

@@ -13,8 +13,7 @@ from gpuimg.store.context import Context
 from gpuimg.store.hashing import ID_SIZE, identify
 from gpuimg.store.index import Place, toc_chunk_ids
 from gpuimg.store.layout import parse_id
-from gpuimg.store.manifest import Manifest
-from gpuimg.store.model import Fault, FaultKind, Progress, VerifyReport
+from gpuimg.store.model import Fault, FaultKind, Manifest, Progress, VerifyReport
 from gpuimg.store.pack import MAX_RAW, OBJECT_HEADER_SIZE, PackInfo, decode_header, entry_header
 from gpuimg.store.packset import load_pack
 from gpuimg.store.workers import cores, run_on_all_cores
