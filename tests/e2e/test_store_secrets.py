@@ -151,9 +151,13 @@ def test_another_user_is_turned_away_from_the_streamers_sockets(
         path.chmod(0o666)
         for _ in range(3):
             assert knock(path, "a request for pages") == "turned away"
-        subprocess.run([criu.path, *verb, "--stream", "-D", images, "-o", "log"], check=True)
+        ended = subprocess.run([criu.path, *verb, "--stream", "-D", images, "-v4", "-o", "log"])
+        assert ended.returncode == 0, (images / "log").read_text(errors="replace")[-3000:]
         done = gpuimg.finish(running)
         assert (done.returncode, done.stderr) == (0, "")
+        if verb[0] == "dump":
+            # Its PID must be free before it can come back.
+            victim.assert_gone()
     victim.assert_runs()
     victim.assert_whole()
 
