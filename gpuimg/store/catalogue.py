@@ -13,7 +13,7 @@ from gpuimg.errors import (
     NewerFormatError,
     UnknownReferenceError,
 )
-from gpuimg.store import files
+from gpuimg.store import files, manifest
 from gpuimg.store.layout import Config, StoreFolder, parse_id
 from gpuimg.store.model import Manifest
 
@@ -55,8 +55,6 @@ class Catalogue:
         ------
         UnknownReferenceError, DamagedError, NewerFormatError
         """
-        from gpuimg.store import manifest
-
         name = checkpoint_id.hex()[:12]
         path = self._folder.manifest(checkpoint_id)
         with files.os_errors(f"reading the manifest {path}"):

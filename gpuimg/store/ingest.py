@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpuimg.errors import BadNameError, GpuimgError, IndexBrokenError, UsageError
-from gpuimg.store import files
+from gpuimg.store import files, manifest
 from gpuimg.store.catalogue import check_tag
 from gpuimg.store.chunking import Cut, layout_for
 from gpuimg.store.codec import RAW, Chooser
@@ -295,9 +295,6 @@ class Session:
         return self._load(checkpoint_id)
 
     def _commit(self, tag: str | None, source: Source) -> bytes:
-        # Loaded here, while the workers are still at work.
-        from gpuimg.store import manifest
-
         unfinished = [name for name, file in list(self._files.items()) if not file.closed]
         self.workers.drain()
         self.check()

@@ -1,7 +1,4 @@
-"""Manifest files (docs/store-format.md, "Manifest"): a checkpoint as bytes and back.
-
-Loading this module loads protobuf, a quarter of a short command's time: importers do it where they need it.
-"""
+"""Manifest files (docs/store-format.md, "Manifest"): a checkpoint as bytes and back."""
 
 from __future__ import annotations
 
