@@ -33,6 +33,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "the process belongs to a terminal session: add `-- --shell-job`",
     ),
     (
+        r"session leader of .* outside of its pid namespace",
+        "its session began outside this container: start it as the leader of one (setsid)",
+    ),
+    (
         r"sockets: Can't get \d+:\d+ opt: Operation not supported",
         "this kernel no longer answers what this criu asks about sockets: use criu 4.2 or newer",
     ),

@@ -120,19 +120,28 @@ def test_the_option_that_is_missing_is_named(
     holder.assert_runs()
 
 
+SHELL = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if os.fork():
+    os.wait()
+    sys.exit()
+with open(folder + '/pid', 'w') as out:
+    out.write(str(os.getpid()))
+"""
+
+
 def test_a_job_of_a_terminal(criu: Criu, tmp_path: Path, ends: list[Holder]) -> None:
     leader, terminal = pty.openpty()
     try:
-        holder = Holder(
-            tmp_path, "", stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=False
-        )
+        holder = Holder(tmp_path, SHELL, stdin=terminal, stdout=terminal, stderr=terminal)
         ends.append(holder)
-        error = dump_fails(criu, holder.pid)
+        error = dump_fails(criu, int((tmp_path / "pid").read_text()))
+        assert "-- --shell-job" in error.remedy, str(error)
+        holder.assert_runs()
     finally:
         os.close(terminal)
         os.close(leader)
-    assert "-- --shell-job" in error.remedy, str(error)
-    holder.assert_runs()
 
 
 def test_an_option_that_criu_does_not_know(criu: Criu, start: Start) -> None:

@@ -18,6 +18,7 @@ def write(path: Path, *lines: str) -> Path:
     ("message", "remedy"),
     [
         ("tty: Found dangling tty with sid 10 pgid 11 (pts) on peer fd 0.", "-- --shell-job"),
+        ("A session leader of 7(7) is outside of its pid namespace", "setsid"),
         ("The root process 7 is not a session leader. Consider using --shell-job option", "-- --shell-job"),
         ("inet: Connected TCP socket, consider using --tcp-established option.", "-- --tcp-established"),
         (
