@@ -1,0 +1,141 @@
+/*
+ * The compiled part of the store: what would be slow in the interpreter. gpuimg/store/planes.py does the same
+ * without it, and tests hold the two equal.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdlib.h>
+
+#include "planes.h"
+
+/* Two MiB is the longest chunk of the format. */
+enum { LONGEST = 2 * 1024 * 1024 };
+
+typedef struct {
+    Py_buffer data, base;
+    int has_base;
+    unsigned width, transform;
+} task;
+
+static void release(task *held)
+{
+    PyBuffer_Release(&held->data);
+    if (held->has_base)
+        PyBuffer_Release(&held->base);
+}
+
+/* Parses (data, element_size, transform, base); on success the buffers are held. */
+static int parse_task(PyObject *arguments, task *held)
+{
+    PyObject *base;
+    if (!PyArg_ParseTuple(arguments, "y*IIO", &held->data, &held->width, &held->transform, &base))
+        return 0;
+    held->has_base = base != Py_None;
+    if (held->has_base && PyObject_GetBuffer(base, &held->base, PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&held->data);
+        return 0;
+    }
+    int fits = (held->width == 1 || held->width == 2 || held->width == 4 || held->width == 8) &&
+               held->transform < TRANSFORMS && (held->transform >= DIFFERENCE) == held->has_base &&
+               held->data.len <= LONGEST && (!held->has_base || held->base.len == held->data.len);
+    if (!fits) {
+        release(held);
+        PyErr_SetString(PyExc_ValueError, "no such element size, transform or length");
+    }
+    return fits;
+}
+
+static PyObject *encode_planes(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    task held;
+    if (!parse_task(arguments, &held))
+        return NULL;
+    size_t size = (size_t)held.data.len, length = 0;
+    uint8_t *memory = malloc(planes_scratch(size) + planes_bound(size, held.width));
+    if (!memory) {
+        release(&held);
+        return PyErr_NoMemory();
+    }
+    uint8_t *out = memory + planes_scratch(size);
+    Py_BEGIN_ALLOW_THREADS;
+    length = planes_encode(held.data.buf, held.has_base ? held.base.buf : NULL, size, held.width, held.transform,
+                           memory, out);
+    Py_END_ALLOW_THREADS;
+    PyObject *result = length ? PyBytes_FromStringAndSize((const char *)out, (Py_ssize_t)length)
+                              : Py_NewRef(Py_None);
+    free(memory);
+    release(&held);
+    return result;
+}
+
+static PyObject *estimate_planes(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    task held;
+    if (!parse_task(arguments, &held))
+        return NULL;
+    size_t size = (size_t)held.data.len;
+    uint8_t *memory = malloc(planes_scratch(size));
+    double estimate = 0;
+    if (memory) {
+        Py_BEGIN_ALLOW_THREADS;
+        estimate = planes_estimate(held.data.buf, held.has_base ? held.base.buf : NULL, size, held.width,
+                                   held.transform, memory);
+        Py_END_ALLOW_THREADS;
+        free(memory);
+    }
+    release(&held);
+    return memory ? PyFloat_FromDouble(estimate) : PyErr_NoMemory();
+}
+
+static PyObject *decode_planes(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    Py_buffer payload, target, base_buffer;
+    PyObject *base;
+    unsigned width;
+    if (!PyArg_ParseTuple(arguments, "y*w*IO", &payload, &target, &width, &base))
+        return NULL;
+    int has_base = base != Py_None, decoded = 0, failed = 0;
+    if (has_base && PyObject_GetBuffer(base, &base_buffer, PyBUF_SIMPLE) < 0) {
+        has_base = 0;
+        failed = 1;
+    }
+    size_t size = (size_t)target.len;
+    if (!failed && (width == 1 || width == 2 || width == 4 || width == 8) && target.len <= LONGEST &&
+        (!has_base || base_buffer.len == target.len)) {
+        uint8_t *scratch = malloc(planes_scratch(size));
+        if (scratch) {
+            Py_BEGIN_ALLOW_THREADS;
+            decoded = planes_decode(payload.buf, (size_t)payload.len, has_base ? base_buffer.buf : NULL, width,
+                                    scratch, target.buf, size);
+            Py_END_ALLOW_THREADS;
+            free(scratch);
+        } else {
+            PyErr_NoMemory();
+            failed = 1;
+        }
+    }
+    PyBuffer_Release(&payload);
+    PyBuffer_Release(&target);
+    if (has_base)
+        PyBuffer_Release(&base_buffer);
+    return failed ? NULL : PyBool_FromLong(decoded);
+}
+
+static PyMethodDef methods[] = {
+    {"encode_planes", encode_planes, METH_VARARGS, NULL},
+    {"decode_planes", decode_planes, METH_VARARGS, NULL},
+    {"estimate_planes", estimate_planes, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel", NULL, 0, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernel(void)
+{
+    return PyModule_Create(&module);
+}

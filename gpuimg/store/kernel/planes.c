@@ -1,0 +1,272 @@
+#include "planes.h"
+
+#include <math.h>
+
+#include "huffman.h"
+
+enum { HEAD = 4, ENTRY = 8, SPARSE_HEAD = 8 + 2 * ENTRY, LONGEST_GAP = 255, SAMPLE = 4096 };
+enum { MODE_RAW, MODE_CONSTANT, MODE_ZSTD, MODE_SPARSE };
+
+/* A plane coded to more than this part of itself stays raw: reading it then costs nothing. */
+static const double WORTHWHILE = 0.97;
+/* From this share of zeros on, listing what is not zero beats a code of one bit for each zero. */
+static const double SPARSE_ZEROS = 0.7;
+
+size_t planes_scratch(size_t size)
+{
+    /* Planes, and the lists of one sparse plane, which may be longer than it by the long gaps. */
+    return 4 * size + 4096;
+}
+
+size_t planes_bound(size_t size, unsigned width)
+{
+    return HEAD + ENTRY * width + 2 * size + huffman_bound(size) + 4096;
+}
+
+static void write_entry(uint8_t *entry, unsigned mode, size_t length)
+{
+    store32(entry, mode);
+    store32(entry + 4, (uint32_t)length);
+}
+
+static int is_constant(const uint8_t *data, size_t size)
+{
+    return data[0] == data[size - 1] && !memcmp(data, data + 1, size - 1);
+}
+
+/* Shannon's entropy of the counts, in bits for each. */
+static double entropy(const uint32_t counts[256], size_t total)
+{
+    double sum = 0;
+    for (unsigned v = 0; v < 256; v++)
+        if (counts[v])
+            sum -= counts[v] * log2((double)counts[v] / (double)total);
+    return total ? sum / (double)total : 0;
+}
+
+typedef struct {
+    double ratio; /* coded / plain, as far as entropy tells */
+    double zeros; /* share of zero bytes */
+} glance;
+
+/* Counts up to SAMPLE bytes out of 16 places of a plane. */
+static glance look(const uint8_t *data, size_t size)
+{
+    uint32_t counts[256];
+    size_t total = size;
+    if (size <= SAMPLE) {
+        count_bytes(data, size, counts);
+    } else {
+        uint8_t sample[SAMPLE];
+        const size_t piece = SAMPLE / 16;
+        for (size_t i = 0; i < 16; i++)
+            memcpy(sample + i * piece, data + (size - piece) / 15 * i, piece);
+        total = SAMPLE;
+        count_bytes(sample, total, counts);
+    }
+    double bits = entropy(counts, total);
+    double zeros = (double)counts[0] / (double)total;
+    unsigned kinds = 0;
+    for (unsigned v = 0; v < 256; v++)
+        kinds += counts[v] > 0;
+    /* Few samples of many kinds look less random than they are (Miller and Madow's correction). */
+    bits += (kinds - 1) / (2 * 0.6931471805599453 * (double)total);
+    if (zeros < SPARSE_ZEROS && bits < 1 && kinds > 1)
+        bits = 1;
+    return (glance){bits < 8 ? bits / 8 : 1, zeros};
+}
+
+/* One plane or list as constant, frame or raw; returns its length. */
+static size_t encode_list(const uint8_t *data, size_t size, uint8_t *entry, uint8_t *out)
+{
+    if (size > 1 && is_constant(data, size)) {
+        out[0] = data[0];
+        write_entry(entry, MODE_CONSTANT, 1);
+        return 1;
+    }
+    size_t coded = size && look(data, size).ratio < WORTHWHILE ? huffman_encode(data, size, out) : 0;
+    if (coded && (double)coded < WORTHWHILE * (double)size) {
+        write_entry(entry, MODE_ZSTD, coded);
+        return coded;
+    }
+    memcpy(out, data, size);
+    write_entry(entry, MODE_RAW, size);
+    return size;
+}
+
+/* The lists of a sparse plane: the zeros before each other byte, and these bytes. Returns the gaps' length. */
+static size_t list_sparse(const uint8_t *data, size_t size, uint8_t *gaps, uint8_t *values, size_t *count)
+{
+    uint8_t *gap = gaps, *value = values;
+    size_t zeros = 0;
+    for (size_t start = 0; start < size; start += 8) {
+        uint64_t word = 0;
+        if (size - start >= 8)
+            word = load64(data + start);
+        else
+            memcpy(&word, data + start, size - start);
+        size_t position = 0;
+        while (word) {
+            unsigned skip = (unsigned)__builtin_ctzll(word) / 8;
+            zeros += skip;
+            for (; zeros >= LONGEST_GAP; zeros -= LONGEST_GAP)
+                *gap++ = LONGEST_GAP;
+            *gap++ = (uint8_t)zeros;
+            *value++ = (uint8_t)(word >> (8 * skip));
+            zeros = 0;
+            position += skip + 1;
+            word = skip == 7 ? 0 : word >> (8 * skip + 8);
+        }
+        zeros += 8 - position;
+    }
+    *count = (size_t)(value - values);
+    return (size_t)(gap - gaps);
+}
+
+static size_t encode_sparse(const uint8_t *data, size_t size, uint8_t *scratch, uint8_t *entry, uint8_t *out)
+{
+    uint8_t *values = scratch, *gaps = scratch + size + 16;
+    size_t count, gap_bytes = list_sparse(data, size, gaps, values, &count);
+    uint8_t *to = out + SPARSE_HEAD;
+    store32(out, (uint32_t)count);
+    store32(out + 4, (uint32_t)gap_bytes);
+    to += encode_list(gaps, gap_bytes, out + 8, to);
+    to += encode_list(values, count, out + 8 + ENTRY, to);
+    write_entry(entry, MODE_SPARSE, (size_t)(to - out));
+    return (size_t)(to - out);
+}
+
+static size_t encode_plane(const uint8_t *data, size_t size, uint8_t *scratch, uint8_t *entry, uint8_t *out)
+{
+    if (is_constant(data, size))
+        return encode_list(data, size, entry, out);
+    if (look(data, size).zeros >= SPARSE_ZEROS) {
+        size_t length = encode_sparse(data, size, scratch, entry, out);
+        if (length < size)
+            return length;
+    }
+    return encode_list(data, size, entry, out);
+}
+
+static void place_planes(uint8_t *scratch, size_t count, unsigned width, uint8_t *planes[8])
+{
+    for (unsigned p = 0; p < width; p++)
+        planes[p] = scratch + p * count;
+}
+
+size_t planes_encode(const uint8_t *data, const uint8_t *base, size_t size, unsigned width, unsigned transform,
+                     uint8_t *scratch, uint8_t *out)
+{
+    size_t count = size / width, tail = size % width;
+    uint8_t *planes[8] = {0}, *to = out + HEAD + ENTRY * width;
+    if (!count)
+        return 0;
+    place_planes(scratch, count, width, planes);
+    elements_split(data, base, count, width, transform, planes);
+    out[0] = (uint8_t)transform;
+    out[1] = (uint8_t)width;
+    out[2] = out[3] = 0;
+    for (unsigned p = 0; p < width; p++) {
+        to += encode_plane(planes[p], count, scratch + size, out + HEAD + ENTRY * p, to);
+        if ((size_t)(to - out) >= size)
+            return 0;
+    }
+    memcpy(to, data + size - tail, tail);
+    to += tail;
+    return (size_t)(to - out) < size ? (size_t)(to - out) : 0;
+}
+
+/* Decodes a list into `to`, or points to it where it lies; NULL if it is damaged or foreign. */
+static const uint8_t *decode_list(const uint8_t *entry, const uint8_t *data, size_t length, uint8_t *to,
+                                  size_t size)
+{
+    switch (load32(entry)) {
+    case MODE_RAW:
+        return length == size ? data : NULL;
+    case MODE_CONSTANT:
+        if (length != 1)
+            return NULL;
+        memset(to, data[0], size);
+        return to;
+    case MODE_ZSTD:
+        return huffman_decode(data, length, to, size) == HUFFMAN_DECODED ? to : NULL;
+    default:
+        return NULL;
+    }
+}
+
+static const uint8_t *decode_sparse(const uint8_t *data, size_t length, uint8_t *scratch, uint8_t *to,
+                                    size_t size)
+{
+    if (length < SPARSE_HEAD)
+        return NULL;
+    size_t count = load32(data), gap_bytes = load32(data + 4);
+    size_t first = load32(data + 12), second = load32(data + 8 + ENTRY + 4);
+    if (count > size || gap_bytes < count || gap_bytes - count > size / LONGEST_GAP ||
+        length - SPARSE_HEAD != first + second)
+        return NULL;
+    const uint8_t *lists = data + SPARSE_HEAD;
+    const uint8_t *gaps = decode_list(data + 8, lists, first, scratch, gap_bytes);
+    const uint8_t *values = decode_list(data + 8 + ENTRY, lists + first, second, scratch + gap_bytes + 64, count);
+    if (!gaps || !values)
+        return NULL;
+    memset(to, 0, size);
+    size_t position = 0, taken = 0;
+    for (size_t i = 0; i < gap_bytes; i++) {
+        position += gaps[i];
+        if (gaps[i] == LONGEST_GAP)
+            continue;
+        if (position >= size || taken >= count)
+            return NULL;
+        to[position++] = values[taken++];
+    }
+    return taken == count ? to : NULL;
+}
+
+int planes_decode(const uint8_t *payload, size_t length, const uint8_t *base, unsigned width, uint8_t *scratch,
+                  uint8_t *data, size_t size)
+{
+    size_t count = size / width, tail = size % width, head = HEAD + ENTRY * width;
+    if (length < head || !count || payload[0] >= TRANSFORMS || payload[1] != width || payload[2] || payload[3])
+        return 0;
+    unsigned transform = payload[0];
+    if ((transform >= DIFFERENCE) != (base != NULL))
+        return 0;
+    const uint8_t *from = payload + head, *end = payload + length, *planes[8];
+    uint8_t *places[8];
+    place_planes(scratch, count, width, places);
+    for (unsigned p = 0; p < width; p++) {
+        const uint8_t *entry = payload + HEAD + ENTRY * p;
+        size_t stored = load32(entry + 4);
+        if ((size_t)(end - from) < stored)
+            return 0;
+        planes[p] = load32(entry) == MODE_SPARSE
+                        ? decode_sparse(from, stored, scratch + size, places[p], count)
+                        : decode_list(entry, from, stored, places[p], count);
+        if (!planes[p])
+            return 0;
+        from += stored;
+    }
+    if ((size_t)(end - from) != tail)
+        return 0;
+    elements_merge(planes, base, count, width, transform, data);
+    memcpy(data + size - tail, from, tail);
+    return 1;
+}
+
+double planes_estimate(const uint8_t *data, const uint8_t *base, size_t size, unsigned width, unsigned transform,
+                       uint8_t *scratch)
+{
+    size_t count = size / width;
+    uint8_t *planes[8] = {0};
+    double bytes = HEAD + ENTRY * width + (double)(size % width);
+    if (!count)
+        return (double)size;
+    place_planes(scratch, count, width, planes);
+    elements_split(data, base, count, width, transform, planes);
+    for (unsigned p = 0; p < width; p++) {
+        double ratio = look(planes[p], count).ratio;
+        bytes += (double)count * (ratio < WORTHWHILE ? ratio : 1);
+    }
+    return bytes;
+}
