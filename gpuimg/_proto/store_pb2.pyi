@@ -15,7 +15,7 @@ FIXED: Layout
 PAGES: Layout
 
 class Manifest(_message.Message):
-    __slots__ = ("store_id", "created_unix_ns", "nonce", "root", "contents", "parent", "source", "statistics")
+    __slots__ = ("store_id", "created_unix_ns", "nonce", "root", "contents", "parent", "source", "statistics", "figures")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class Manifest(_message.Message):
     PARENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     store_id: bytes
     created_unix_ns: int
     nonce: bytes
@@ -32,7 +33,18 @@ class Manifest(_message.Message):
     parent: bytes
     source: Source
     statistics: Statistics
-    def __init__(self, store_id: _Optional[bytes] = ..., created_unix_ns: _Optional[int] = ..., nonce: _Optional[bytes] = ..., root: _Optional[bytes] = ..., contents: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
+    figures: _containers.RepeatedCompositeFieldContainer[FileFigures]
+    def __init__(self, store_id: _Optional[bytes] = ..., created_unix_ns: _Optional[int] = ..., nonce: _Optional[bytes] = ..., root: _Optional[bytes] = ..., contents: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., figures: _Optional[_Iterable[_Union[FileFigures, _Mapping]]] = ...) -> None: ...
+
+class FileFigures(_message.Message):
+    __slots__ = ("name", "statistics", "element_size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    statistics: Statistics
+    element_size: int
+    def __init__(self, name: _Optional[str] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., element_size: _Optional[int] = ...) -> None: ...
 
 class Contents(_message.Message):
     __slots__ = ("files",)
@@ -41,18 +53,34 @@ class Contents(_message.Message):
     def __init__(self, files: _Optional[_Iterable[_Union[File, _Mapping]]] = ...) -> None: ...
 
 class File(_message.Message):
-    __slots__ = ("name", "size", "layout", "data", "segments")
+    __slots__ = ("name", "size", "layout", "data", "segments", "bo")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    BO_FIELD_NUMBER: _ClassVar[int]
     name: str
     size: int
     layout: Layout
     data: bytes
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
-    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., data: _Optional[bytes] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
+    bo: BufferObject
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., data: _Optional[bytes] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., bo: _Optional[_Union[BufferObject, _Mapping]] = ...) -> None: ...
+
+class BufferObject(_message.Message):
+    __slots__ = ("gpu_id", "handle", "address", "size", "flags")
+    GPU_ID_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    gpu_id: int
+    handle: int
+    address: int
+    size: int
+    flags: int
+    def __init__(self, gpu_id: _Optional[int] = ..., handle: _Optional[int] = ..., address: _Optional[int] = ..., size: _Optional[int] = ..., flags: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
     __slots__ = ("id", "size")
@@ -101,7 +129,7 @@ class Process(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., ppid: _Optional[int] = ..., threads: _Optional[int] = ..., comm: _Optional[str] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("raw_bytes", "new_bytes", "zero_bytes", "inline_bytes", "deduplicated_bytes", "coded_bytes", "raw_stored_bytes", "chunks", "new_chunks", "seconds")
+    __slots__ = ("raw_bytes", "new_bytes", "zero_bytes", "inline_bytes", "deduplicated_bytes", "coded_bytes", "raw_stored_bytes", "chunks", "new_chunks", "seconds", "unchanged_bytes", "delta_bytes", "stored_bytes")
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     NEW_BYTES_FIELD_NUMBER: _ClassVar[int]
     ZERO_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +140,9 @@ class Statistics(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     NEW_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DELTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     raw_bytes: int
     new_bytes: int
     zero_bytes: int
@@ -122,4 +153,7 @@ class Statistics(_message.Message):
     chunks: int
     new_chunks: int
     seconds: float
-    def __init__(self, raw_bytes: _Optional[int] = ..., new_bytes: _Optional[int] = ..., zero_bytes: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., deduplicated_bytes: _Optional[int] = ..., coded_bytes: _Optional[int] = ..., raw_stored_bytes: _Optional[int] = ..., chunks: _Optional[int] = ..., new_chunks: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    unchanged_bytes: int
+    delta_bytes: int
+    stored_bytes: int
+    def __init__(self, raw_bytes: _Optional[int] = ..., new_bytes: _Optional[int] = ..., zero_bytes: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., deduplicated_bytes: _Optional[int] = ..., coded_bytes: _Optional[int] = ..., raw_stored_bytes: _Optional[int] = ..., chunks: _Optional[int] = ..., new_chunks: _Optional[int] = ..., seconds: _Optional[float] = ..., unchanged_bytes: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from gpuimg.errors import BadNameError, ImagesDirectoryError, StoredDataError, UsageError
 from gpuimg.store import files as fs
-from gpuimg.store.model import FileEntry, Manifest, Progress, Source, Statistics
+from gpuimg.store.model import FileEntry, FileFigures, Manifest, Progress, Run, Source, Statistics
 from gpuimg.store.pool import Pool, Slab
-from gpuimg.store.reader import ChunkReader, Run, file_runs
+from gpuimg.store.reader import ChunkReader, file_runs
 from gpuimg.store.workers import cores, run_on_all_cores
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Checkpoint:
         self.root = manifest.root.hex()
         self.source: Source = manifest.source
         self.statistics: Statistics = manifest.statistics
+        self.parent = manifest.parent.hex()
+        self.figures: Mapping[str, FileFigures] = MappingProxyType(dict(manifest.figures))
         self.files: Mapping[str, FileEntry] = MappingProxyType(
             {entry.name: entry for entry in manifest.files}
         )
@@ -119,7 +121,7 @@ class Checkpoint:
         try:
             with self._naming(name):
                 for run in file_runs(self._reader, entry, offset, stop):
-                    self._reader.read_run(run, slab.array[: run.length])
+                    self._reader.read_run(run, slab.view[: run.length])
                     first, last = max(offset, run.offset), min(stop, run.offset + run.length)
                     out[first - offset : last - offset] = slab.view[first - run.offset : last - run.offset]
         finally:
@@ -176,7 +178,7 @@ class Checkpoint:
             if run is None:
                 return
             ahead.append(
-                (run, slab, self._executor.submit(self._reader.read_run, run, slab.array[: run.length]))
+                (run, slab, self._executor.submit(self._reader.read_run, run, slab.view[: run.length]))
             )
 
     @contextlib.contextmanager
@@ -219,7 +221,7 @@ class Checkpoint:
         slab = self._pool.acquire_or_add()
         try:
             with self._naming(name):
-                self._reader.read_run(run, slab.array[: run.length])
+                self._reader.read_run(run, slab.view[: run.length])
             with fs.os_errors(f"writing {name}"):
                 done = 0
                 while done < run.length:

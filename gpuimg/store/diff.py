@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpuimg.store.checkpoint import Checkpoint
 from gpuimg.store.context import Context
-from gpuimg.store.model import Change, FileDiff, FileEntry
-from gpuimg.store.reader import Piece, file_runs
+from gpuimg.store.model import Change, FileDiff, FileEntry, Piece
+from gpuimg.store.reader import file_runs
 
 
 def diff(context: Context, old: Checkpoint, new: Checkpoint) -> list[FileDiff]:

@@ -20,11 +20,11 @@ from gpuimg.errors import (
 from gpuimg.store import files
 from gpuimg.store.context import Context
 from gpuimg.store.hashing import checksum
-from gpuimg.store.index import PackEntry, toc_chunk_ids
+from gpuimg.store.index import PackEntry
 from gpuimg.store.layout import StoreFolder, parse_id
 from gpuimg.store.lease import Lease, exclusive_lock, live_leases
 from gpuimg.store.model import GcReport
-from gpuimg.store.pack import OBJECT_HEADER_SIZE, PackInfo, entry_header, object_size
+from gpuimg.store.pack import OBJECT_HEADER_SIZE, PackInfo, object_size
 from gpuimg.store.packset import load_pack, trashed
 from gpuimg.store.packwriter import PackWriter
 
@@ -101,6 +101,8 @@ class _Marks:
             ) from None
 
     def _mark(self, chunk_ids: list[bytes]) -> None:
+        """Mark chunks and all that they are coded against."""
+        bases: list[bytes] = []
         for place in self._context.index.lookup(chunk_ids):
             # A chunk that is lost already holds nothing back.
             if place is None:
@@ -111,7 +113,11 @@ class _Marks:
                 flags = self.live[place.pack] = bytearray(entry.objects if entry else place.ordinal + 1)
             if place.ordinal >= len(flags):
                 raise MissingObjectError("the index contradicts itself", remedy="run `gpuimg repair`")
+            if place.base and not flags[place.ordinal]:
+                bases.append(place.base)
             flags[place.ordinal] = 1
+        if bases:
+            self._mark(bases)
 
 
 def collect(context: Context) -> GcReport:
@@ -192,9 +198,7 @@ def _rewrite(context: Context, marks: _Marks) -> int:
             # `verify` speaks of these; gc leaves them alone.
             continue
         dead = sum(
-            object_size(int(stored))
-            for stored, live in zip(info.toc["stored"], flags, strict=True)
-            if not live
+            object_size(entry.header.stored) for entry, live in zip(info.toc, flags, strict=True) if not live
         )
         if dead >= _DEAD_SHARE * info.size:
             mostly_dead.append((number, info))
@@ -224,13 +228,10 @@ def _copy_live(context: Context, info: PackInfo, flags: bytearray, writer: PackW
     """Append the live objects of a pack; False if one of them is damaged and the pack must stay."""
     objects = []
     with context.folder.pack(info.id).open("rb") as stream:
-        for entry, live in zip(info.toc, flags, strict=True):
+        for (offset, header), live in zip(info.toc, flags, strict=True):
             if not live:
                 continue
-            header = entry_header(entry)
-            payload = files.pread_exactly(
-                stream.fileno(), header.stored, int(entry["offset"]) + OBJECT_HEADER_SIZE
-            )
+            payload = files.pread_exactly(stream.fileno(), header.stored, offset + OBJECT_HEADER_SIZE)
             if checksum(payload) != header.checksum:
                 return False
             objects.append((header, payload))
@@ -254,7 +255,7 @@ def _condemn(context: Context, marks: _Marks) -> int:
             continue
         if info.lease not in live:
             packs[number] = entry
-            toc_ids[number] = toc_chunk_ids(info)
+            toc_ids[number] = info.toc.ids()
     if not packs:
         return 0
     context.index.remove_packs(packs, toc_ids)

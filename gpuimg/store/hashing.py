@@ -6,12 +6,13 @@ import struct
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 ID_SIZE = 32
+FINGERPRINT_SIZE = 16
 NO_ID = bytes(ID_SIZE)
 
 
@@ -23,3 +24,8 @@ def identify(data: Buffer) -> bytes:
 def checksum(data: Buffer) -> bytes:
     """XXH3-64 (seed 0), little endian."""
     return struct.pack("<Q", xxh3_64_intdigest(data))
+
+
+def fingerprint(data: Buffer, seed: int) -> bytes:
+    """XXH3-128 with the store's secret seed, in canonical (big-endian) form."""
+    return xxh3_128_digest(data, seed)

@@ -6,17 +6,23 @@ Both cut what they have into chunks, slab by slab, and hand the slabs to the pip
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gpuimg.errors import UsageError
+from gpuimg.errors import InputOutputError, UsageError
 from gpuimg.store import files
+from gpuimg.store.choice import Chooser
 from gpuimg.store.chunking import Cut, Cutter, make_cutter
-from gpuimg.store.codec import Chooser
-from gpuimg.store.model import Layout
+from gpuimg.store.figures import Counts
+from gpuimg.store.model import BufferObject, Layout, Run
+from gpuimg.store.parent import ParentCutter, ParentFile
 from gpuimg.store.pool import SLAB_SIZE, Pool, Slab
 from gpuimg.store.recipe import INLINE_LIMIT, RecipeBuilder
 from gpuimg.store.workers import Job, StageTimes, Workers
+
+# Changed slabs of a file that are searched for moved contents, one after the other.
+_FIRST_PROBES = 8
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -60,14 +66,31 @@ class Pipeline(Protocol):
 class FileIngest:
     """One open file of a session. All stream files of a session are driven by one thread."""
 
-    def __init__(self, session: Pipeline, name: str, layout: Layout, chunk_size: int) -> None:
+    def __init__(
+        self,
+        session: Pipeline,
+        name: str,
+        layout: Layout,
+        chunk_size: int,
+        *,
+        bo: BufferObject | None = None,
+        parent: ParentFile | None = None,
+    ) -> None:
         self.name = name
         self.size = 0
         self.layout = layout
+        self.bo = bo
+        self.parent = parent
         self.closed = False
         self.recipe = RecipeBuilder()
-        self.chooser = Chooser()
+        self.counts = Counts()
+        self.chooser = Chooser(element_size=parent.element_size if parent else 0)
+        self.chunk_size = chunk_size
         self.cutter: Cutter = make_cutter(layout, chunk_size)
+        self._aligned = ParentCutter(parent, self.cutter) if parent else None
+        if self._aligned:
+            self.cutter = self._aligned
+        self._probes = 0
         self._session = session
         self._parts = 0
         self._slab: Slab | None = None
@@ -127,6 +150,24 @@ class FileIngest:
         if self._slab:
             self._submit(last=False)
 
+    @property
+    def aligned(self) -> bool:
+        """Whether it is cut where the parent was cut."""
+        return self._aligned is not None and self._aligned.aligned
+
+    def leave_parent(self) -> None:
+        """Its contents are not where the parent had them: from the next slab on it is cut for itself."""
+        if self._aligned:
+            self._aligned.aligned = False
+
+    def is_probe_due(self) -> bool:
+        """Whether a slab that has changed should be searched for contents that only moved.
+
+        The first ones are; then, since nothing was found, few.
+        """
+        self._probes += 1
+        return self.aligned and (self._probes <= _FIRST_PROBES or self._probes % _FIRST_PROBES == 0)
+
     def next_part(self) -> int:
         """Numbers the parts handed to workers, in file order."""
         self._parts += 1
@@ -157,7 +198,7 @@ class FileIngest:
         assert slab is not None
         self._session.forget_holder(self)
         self._slab = None
-        cuts, covered = self.cutter.cut(slab.array[: self._filled], last=last)
+        cuts, covered = self.cutter.cut(slab.view[: self._filled], last=last)
         self._tail = bytes(slab.view[covered : self._filled])
         self._session.workers.submit(_SlabJob(self._session, self, self.next_part(), slab, cuts))
 
@@ -185,21 +226,31 @@ class _SlabJob(Job):
 class PathJob(Job):
     """Reads the next slab of a regular file, queues itself again for the rest, processes the slab."""
 
-    def __init__(self, session: Pipeline, file: FileIngest, path: Path) -> None:
+    def __init__(
+        self, session: Pipeline, file: FileIngest, path: Path, source: _Source | None = None, offset: int = 0
+    ) -> None:
         self.session = session
         self.file = file
         self.path = path
-        self.fd = -1
+        self.source = source
+        self.offset = offset
         self.tail = b""
 
     def run(self, worker: int) -> None:
+        if self.source is None:
+            with files.os_errors(f"reading {self.path}"):
+                self.source = _Source(self.path)
+            parent = self.file.parent
+            if parent is not None and parent.size == self.source.size > INLINE_LIMIT:
+                self.session.workers.submit(_RunJob(self.session, self.file, self.source, parent), first=True)
+                return
         stages = self.session.stages_of(worker)
         # Waiting here could be for ever: every slab may lie in a job behind this one.
         slab = self.session.pool.acquire_or_add()
         try:
             try:
                 with files.os_errors(f"reading {self.path}"), stages.measure("read"):
-                    filled, last = self._fill(slab)
+                    filled, last = self._fill(self.source, slab)
                 self.file.size += filled - len(self.tail)
                 self.session.took(filled - len(self.tail))
                 if last and self.file.size <= INLINE_LIMIT:
@@ -207,7 +258,7 @@ class PathJob(Job):
                     self.session.finish_small(self.file, bytes(slab.view[:filled]))
                     return
                 with stages.measure("cut"):
-                    cuts, covered = self.file.cutter.cut(slab.array[:filled], last=last)
+                    cuts, covered = self.file.cutter.cut(slab.view[:filled], last=last)
             except BaseException:
                 self._close()
                 raise
@@ -225,21 +276,112 @@ class PathJob(Job):
     def cancel(self) -> None:
         self._close()
 
-    def _fill(self, slab: Slab) -> tuple[int, bool]:
+    def _fill(self, source: _Source, slab: Slab) -> tuple[int, bool]:
         """Fill the slab behind the tail; returns the bytes in it and whether the file ends there."""
-        if self.fd < 0:
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         filled = len(self.tail)
         slab.view[:filled] = self.tail
-        while filled < SLAB_SIZE:
-            count = os.readv(self.fd, [slab.view[filled:]])
-            if not count:
-                return filled, True
-            filled += count
-        return filled, False
+        count = source.read(slab.view[filled:], self.offset)
+        self.offset += count
+        return filled + count, filled + count < SLAB_SIZE
 
     def _close(self) -> None:
         self.file.closed = True
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        if self.source is not None:
+            self.source.release()
+
+
+class _Source:
+    """An open regular file that several jobs read; closed with the last of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def read(self, target: memoryview, offset: int) -> int:
+        """Fill `target` from `offset`; returns the bytes read, fewer only at the end of the file."""
+        filled = 0
+        while filled < len(target):
+            count = os.preadv(self._fd, [target[filled:]], offset + filled)
+            if not count:
+                break
+            filled += count
+        return filled
+
+    def share(self) -> None:
+        """Count one more user."""
+        with self._lock:
+            self._users += 1
+
+    def release(self) -> None:
+        """Count one user less."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                os.close(self._fd)
+
+
+class _RunJob(Job):
+    """Takes the next run of the parent's file, queues itself again for the rest, and reads what is there now.
+
+    Where the parent was cut is known beforehand, so that the runs of a file can be read by all workers at
+    once. When the contents turn out to have moved, a PathJob goes on from there.
+    """
+
+    def __init__(self, session: Pipeline, file: FileIngest, source: _Source, parent: ParentFile) -> None:
+        self.session = session
+        self.file = file
+        self.source = source
+        self.runs = parent.runs()
+        self.end = 0
+
+    def run(self, worker: int) -> None:
+        run = next(self.runs, None) if self.file.aligned else None
+        if run is None:
+            self._hand_over()
+            return
+        self.end = run.offset + run.length
+        self.file.size = self.end
+        part = self.file.next_part()
+        self.source.share()
+        try:
+            # From here on another worker may run this job for the next run.
+            self.session.workers.submit(self, first=True)
+            self._take(worker, run, part)
+        finally:
+            self.source.release()
+
+    def cancel(self) -> None:
+        self.file.closed = True
+        self.source.release()
+
+    def _hand_over(self) -> None:
+        if self.end == self.source.size:
+            self.cancel()
+            return
+        self.file.leave_parent()
+        rest = PathJob(self.session, self.file, self.source.path, self.source, self.end)
+        self.session.workers.submit(rest, first=True)
+
+    def _take(self, worker: int, run: Run, part: int) -> None:
+        slab = self.session.pool.acquire_or_add()
+        try:
+            with (
+                files.os_errors(f"reading {self.source.path}"),
+                self.session.stages_of(worker).measure("read"),
+            ):
+                count = self.source.read(slab.view[: run.length], run.offset)
+            if count < run.length:
+                raise InputOutputError(
+                    f"{self.source.path} became shorter while it was read",
+                    remedy="import it when nobody writes to it any more",
+                )
+            self.session.took(count)
+            cuts = [
+                Cut(piece.offset - run.offset, piece.length, zero=False, before=piece) for piece in run.pieces
+            ]
+            self.session.process(worker, self.file, part, slab, cuts)
+        finally:
+            self.session.pool.release(slab)

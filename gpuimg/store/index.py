@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import lmdb
-import numpy as np
 
 from gpuimg.errors import GpuimgError, IndexBrokenError, NoSpaceError, UsageError
 from gpuimg.store.files import describe_os_error, make_folder, os_errors
-from gpuimg.store.pack import MAX_RAW, OBJECT_HEADER_SIZE, PackInfo
+from gpuimg.store.hashing import ID_SIZE
+from gpuimg.store.pack import HAS_BASE, MAX_RAW, OBJECT_HEADER_SIZE, PackInfo
 
-FORMAT = b"1"
+FORMAT = b"2"
 _INITIAL_MAP = 1 << 30
 _MAX_READERS = 1024
 # More than LMDB needs for so many readers.
@@ -40,7 +40,10 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """Where a chunk lies: pack number, ordinal in the pack, payload offset and lengths, coding."""
+    """Where a chunk lies: pack number, ordinal in the pack, payload offset and lengths, coding.
+
+    `base` is the id of the chunk it is coded against, or empty.
+    """
 
     pack: int
     ordinal: int
@@ -50,6 +53,7 @@ class Place(NamedTuple):
     codec: int
     element_size: int
     flags: int
+    base: bytes = b""
 
 
 class PackEntry(NamedTuple):
@@ -360,12 +364,12 @@ class Index:
 
     def _put_chunks(self, txn: Any, number: int, info: PackInfo, *, moves: bool) -> None:
         items = []
-        for ordinal, entry in enumerate(info.toc.tolist()):
-            offset, _, _, codec, element_size, flags, raw, stored, chunk_id, _, _ = entry
+        for ordinal, (offset, header) in enumerate(info.toc):
+            chunk_id, codec, element_size, flags, raw, stored, base, _ = header
             place = _PLACE.pack(
                 number, ordinal, offset + OBJECT_HEADER_SIZE, stored, raw, codec, element_size, flags
             )
-            items.append((chunk_id, place))
+            items.append((chunk_id, place + base if flags & HAS_BASE else place))
         items.sort()
         with txn.cursor(db=self._chunks) as cursor:
             cursor.putmulti(items, overwrite=moves)
@@ -430,16 +434,12 @@ def delete_files(folder: Path) -> None:
 
 def _parse_place(value: bytes) -> Place:
     """An entry of the table `chunks`; struct.error or ValueError if it cannot be one."""
-    place = Place._make(_PLACE.unpack(value))
+    place = Place._make((*_PLACE.unpack_from(value), value[_PLACE.size :]))
+    if len(place.base) != (ID_SIZE if place.flags & HAS_BASE else 0):
+        raise ValueError("impossible base")
     if not 0 < place.stored <= place.raw <= MAX_RAW or place.offset >= _MAX_OFFSET:
         raise ValueError("impossible place")
     return place
-
-
-def toc_chunk_ids(info: PackInfo) -> list[bytes]:
-    """The chunk ids of a pack, in the order of its table of contents."""
-    ids = np.ascontiguousarray(info.toc["id"]).tobytes()
-    return [ids[i : i + 32] for i in range(0, len(ids), 32)]
 
 
 def remove_unusable(folder: Path, store_id: bytes) -> None:

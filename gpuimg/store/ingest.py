@@ -12,51 +12,37 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpuimg.errors import BadNameError, GpuimgError, IndexBrokenError, UsageError
 from gpuimg.store import files, manifest
+from gpuimg.store.bases import Bases
 from gpuimg.store.catalogue import check_tag
+from gpuimg.store.changes import Chunk, compare, moved_contents
+from gpuimg.store.choice import Profile
 from gpuimg.store.chunking import Cut, layout_for
-from gpuimg.store.codec import RAW, Chooser
-from gpuimg.store.hashing import identify
+from gpuimg.store.codec import RAW, Coding
+from gpuimg.store.effort import Effort
+from gpuimg.store.figures import Counts
+from gpuimg.store.hashing import NO_ID, fingerprint, identify
 from gpuimg.store.incoming import FileIngest, PathJob
 from gpuimg.store.index import Index
 from gpuimg.store.layout import Config, StoreFolder, parse_id
 from gpuimg.store.lease import Lease, shared_lock
 from gpuimg.store.memory import keep_freed_memory
-from gpuimg.store.model import FileEntry, SegmentRef, Source, Statistics
+from gpuimg.store.model import BufferObject, FileEntry, FileFigures, Layout, SegmentRef, Source, Statistics
 from gpuimg.store.names import check_name
 from gpuimg.store.packwriter import PackWriter, Sealer
+from gpuimg.store.parent import Matcher, ParentFile
 from gpuimg.store.pool import Pool, Slab
+from gpuimg.store.reader import ChunkReader
 from gpuimg.store.recipe import Entry, encode_segment
 from gpuimg.store.workers import StageTimes, Workers, cores
 
 if TYPE_CHECKING:
     from gpuimg.store.checkpoint import Checkpoint
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Running statistics of one worker (see Statistics)."""
-
-    zero_bytes: int = 0
-    deduplicated_bytes: int = 0
-    coded_bytes: int = 0
-    raw_stored_bytes: int = 0
-    chunks: int = 0
-    new_chunks: int = 0
-
-
-class _Worker:
-    """What one worker thread counts and measures."""
-
-    def __init__(self) -> None:
-        self.counts = _Counts()
-        self.stages = StageTimes()
 
 
 class Session:
@@ -71,6 +57,9 @@ class Session:
         rescue: Callable[[list[FileEntry]], None],
         load: Callable[[bytes], Checkpoint],
         set_tag: Callable[[str, bytes], None],
+        reader: ChunkReader,
+        parent: Checkpoint | None = None,
+        profile: Profile = Profile.BALANCED,
     ) -> None:
         self._folder = folder
         self._config = config
@@ -93,9 +82,14 @@ class Session:
         self._epoch = index.epoch()
         keep_freed_memory()
         self.pool = Pool()
-        self._sealer = Sealer(index, self._sealed)
-        self._own = [_Worker() for _ in range(cores())]
-        self.workers = Workers(len(self._own))
+        self._stages = [StageTimes() for _ in range(cores())]
+        self._effort = Effort(profile, len(self._stages))
+        self._sealer = Sealer(index, self._sealed, self._effort.sank)
+        self._bases = Bases(index, reader, self.pool)
+        self._reader = reader
+        self._parent = parent
+        self._matcher = Matcher(parent.files.values() if parent else ())
+        self.workers = Workers(len(self._stages))
 
     def __enter__(self) -> Self:
         return self
@@ -107,8 +101,8 @@ class Session:
 
     # Files
 
-    def file(self, name: str) -> FileIngest:
-        """Open a new file of the checkpoint.
+    def file(self, name: str, *, bo: BufferObject | None = None) -> FileIngest:
+        """Open a new file of the checkpoint; `bo` says which buffer object's contents it holds.
 
         Raises
         ------
@@ -121,9 +115,18 @@ class Session:
             raise BadNameError(
                 f"the file {name} arrived twice", remedy="give every file of a checkpoint a name of its own"
             )
-        file = FileIngest(self, name, layout_for(name), self._config.chunk_size)
+        file = FileIngest(
+            self, name, layout_for(name), self._config.chunk_size, bo=bo, parent=self._parent_file(name, bo)
+        )
         self._files[name] = file
         return file
+
+    def _parent_file(self, name: str, bo: BufferObject | None) -> ParentFile | None:
+        entry = self._matcher.match(name, bo)
+        if entry is None or self._parent is None:
+            return None
+        figures = self._parent.figures.get(entry.name)
+        return ParentFile(self._reader, entry, figures.element_size if figures else 0)
 
     def add_path(self, name: str, path: Path) -> None:
         """Add a regular file; it is read while other calls go on, at the latest in commit."""
@@ -144,8 +147,8 @@ class Session:
     def stages(self) -> StageTimes:
         """CPU seconds of the workers so far, by stage."""
         total = StageTimes()
-        for own in self._own:
-            total.add(own.stages)
+        for stages in self._stages:
+            total.add(stages)
         return total
 
     def check(self) -> None:
@@ -182,34 +185,45 @@ class Session:
             del self._files[file.name]
 
     def stages_of(self, worker: int) -> StageTimes:
-        return self._own[worker].stages
+        return self._stages[worker]
 
     # Work, on the workers' threads
 
     def process(self, worker: int, file: FileIngest, part: int, slab: Slab, cuts: list[Cut]) -> None:
-        """Hash, look up, code and write the chunks of one slab, and put them into the file's recipe."""
-        own = self._own[worker]
-        with own.stages.measure("hash"):
-            ids = [
-                None if cut.zero else identify(slab.view[cut.offset : cut.offset + cut.length])
-                for cut in cuts
-            ]
-        with own.stages.measure("look"):
-            fresh = self._claim([chunk_id for chunk_id in ids if chunk_id is not None])
-        new: list[tuple[bytes, Cut]] = []
-        for cut, chunk_id in zip(cuts, ids, strict=True):
-            if chunk_id is None:
-                own.counts.zero_bytes += cut.length
-            elif chunk_id in fresh:
-                fresh.remove(chunk_id)
-                new.append((chunk_id, cut))
+        """Take the chunks of one slab through all stages, and put them into the file's recipe."""
+        stages = self._stages[worker]
+        seed = self._config.fingerprint_seed
+        with stages.measure("fingerprint"):
+            chunks = compare(slab.view, cuts, file, seed)
+        if file.layout is Layout.PAGES and any(chunk.base for chunk in chunks) and file.is_probe_due():
+            chunks = moved_contents(slab.view, chunks, file, self._index)
+        counts = Counts()
+        unknown = [chunk for chunk in chunks if chunk.is_unknown]
+        with stages.measure("hash"):
+            for chunk in unknown:
+                chunk.id = identify(chunk.data)
+        with stages.measure("fingerprint"):
+            for chunk in unknown:
+                chunk.fingerprint = chunk.fingerprint or fingerprint(chunk.data, seed)
+        with stages.measure("look"):
+            fresh = self._claim([chunk.id for chunk in unknown if chunk.id is not None])
+        new: list[Chunk] = []
+        for chunk in unknown:
+            if chunk.id in fresh:
+                fresh.remove(chunk.id)
+                new.append(chunk)
             else:
-                own.counts.deduplicated_bytes += cut.length
-        own.counts.chunks += sum(chunk_id is not None for chunk_id in ids)
-        own.counts.new_chunks += len(new)
+                counts.deduplicated_bytes += chunk.length
+        for chunk in chunks:
+            if chunk.id is None:
+                counts.zero_bytes += chunk.length
+        counts.unchanged_bytes = sum(chunk.length for chunk in chunks if chunk.unchanged)
+        counts.chunks = sum(chunk.id is not None for chunk in chunks)
+        counts.new_chunks = len(new)
         if new:
-            self._store(own, file.chooser, slab, new)
-        entries = [(cut.length, chunk_id) for cut, chunk_id in zip(cuts, ids, strict=True)]
+            self._store(stages, file, new, counts)
+        file.counts.add(counts)
+        entries = [Entry(chunk.length, chunk.id, chunk.fingerprint) for chunk in chunks]
         for number, segment in file.recipe.add(part, entries):
             file.recipe.segments[number] = self._store_segment(segment)
 
@@ -228,20 +242,46 @@ class Session:
             mine.difference_update(known)
         return mine
 
-    def _store(self, own: _Worker, chooser: Chooser, slab: Slab, new: list[tuple[bytes, Cut]]) -> None:
-        """Code chunks of a slab and append them to the worker's pack."""
-        with own.stages.measure("code"):
-            coded = [chooser.encode(slab.array[cut.offset : cut.offset + cut.length]) for _, cut in new]
-        with own.stages.measure("write"), self._writer() as writer:
-            for (chunk_id, cut), (coding, payload) in zip(new, coded, strict=True):
-                if payload is None:
-                    own.counts.raw_stored_bytes += cut.length
-                    writer.add(chunk_id, cut.length, coding, slab.view[cut.offset : cut.offset + cut.length])
-                else:
-                    own.counts.coded_bytes += cut.length
-                    writer.add(chunk_id, cut.length, coding, payload)
+    def _store(self, stages: StageTimes, file: FileIngest, new: list[Chunk], counts: Counts) -> None:
+        """Code chunks of a slab and append them to a pack."""
+        file.chooser.profile = self._effort.profile
+        coded: list[tuple[Chunk, Coding, bytes | memoryview, bytes]] = []
+        started = time.thread_time()
+        with contextlib.ExitStack() as held:
+            bases = self._bases_of(stages, file, new, held)
+            with stages.measure("code"):
+                for chunk in new:
+                    base = bases.get(chunk.base)
+                    coding, payload = file.chooser.encode(chunk.data, base[1] if base else None)
+                    if payload is None:
+                        counts.raw_stored_bytes += chunk.length
+                    elif coding.needs_base:
+                        counts.delta_bytes += chunk.length
+                    else:
+                        counts.coded_bytes += chunk.length
+                    base_id = base[0] if base and coding.needs_base else NO_ID
+                    coded.append((chunk, coding, payload or chunk.data, base_id))
+        self._effort.coded(sum(chunk.length for chunk in new), time.thread_time() - started)
+        counts.stored_bytes = sum(len(payload) for _, _, payload, _ in coded)
+        begun = time.monotonic()
+        with stages.measure("write"), self._writer() as writer:
+            for chunk, coding, data, base_id in coded:
+                assert chunk.id is not None
+                writer.add(chunk.id, chunk.length, coding, data, base_id)
             # The slab is used again as soon as this is done.
             writer.flush()
+        self._effort.sank(begun)
+
+    def _bases_of(
+        self, stages: StageTimes, file: FileIngest, new: list[Chunk], held: contextlib.ExitStack
+    ) -> dict[bytes, tuple[bytes, memoryview]]:
+        """What to code new chunks against (id, bytes), by the id of the parent's chunk at the same place."""
+        before = list(dict.fromkeys(chunk.base for chunk in new if chunk.base))
+        if not before or not file.chooser.wants_base():
+            return {}
+        with stages.measure("base"):
+            found = held.enter_context(self._bases.read(before))
+        return {chunk_id: base for chunk_id, base in zip(before, found, strict=True) if base is not None}
 
     def _store_segment(self, entries: list[Entry]) -> SegmentRef:
         data = encode_segment(entries)
@@ -249,7 +289,7 @@ class Session:
         if self._claim([chunk_id]):
             with self._writer() as writer:
                 writer.add(chunk_id, len(data), RAW, data)
-        return SegmentRef(chunk_id, sum(length for length, _ in entries))
+        return SegmentRef(chunk_id, sum(entry.length for entry in entries))
 
     @contextlib.contextmanager
     def _writer(self) -> Iterator[PackWriter]:
@@ -312,6 +352,8 @@ class Session:
             source=source,
             statistics=self._statistics(entries),
             files=entries,
+            parent=bytes.fromhex(self._parent.id) if self._parent else b"",
+            figures=self._figures(),
         )
         with shared_lock(self._folder):
             if self._index.replaced():
@@ -349,17 +391,23 @@ class Session:
         for number, segment in file.recipe.finish():
             file.recipe.segments[number] = self._store_segment(segment)
         segments = tuple(file.recipe.segments[number] for number in range(len(file.recipe.segments)))
-        return FileEntry(file.name, file.size, file.layout, b"", segments)
+        return FileEntry(file.name, file.size, file.layout, b"", segments, file.bo)
+
+    def _figures(self) -> dict[str, FileFigures]:
+        return {
+            name: FileFigures(file.counts.statistics(raw_bytes=file.size), file.chooser.element_size)
+            for name, file in self._files.items()
+        }
 
     def _statistics(self, entries: list[FileEntry]) -> Statistics:
-        names = _Counts.__dataclass_fields__
-        sums = {name: sum(getattr(own.counts, name) for own in self._own) for name in names}
-        return Statistics(
+        total = Counts()
+        for file in self._files.values():
+            total.add(file.counts)
+        return total.statistics(
             raw_bytes=sum(entry.size for entry in entries),
             new_bytes=self._sealer.totals.bytes,
             inline_bytes=sum(len(entry.data) for entry in entries),
             seconds=time.monotonic() - self._start,
-            **sums,
         )
 
     def abandon(self) -> None:

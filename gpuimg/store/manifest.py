@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Mapping
+from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
@@ -11,7 +13,9 @@ from gpuimg._proto import store_pb2
 from gpuimg.errors import BadNameError, DamagedError, NewerFormatError
 from gpuimg.store.hashing import ID_SIZE, identify
 from gpuimg.store.model import (
+    BufferObject,
     FileEntry,
+    FileFigures,
     Layout,
     Manifest,
     Process,
@@ -37,6 +41,8 @@ def encode(
     source: Source,
     statistics: Statistics,
     files: list[FileEntry],
+    parent: bytes = b"",
+    figures: Mapping[str, FileFigures] | None = None,
 ) -> tuple[bytes, bytes]:
     """The manifest file's bytes, and the checkpoint id."""
     contents = store_pb2.Contents(files=[_file_message(entry) for entry in sorted(files, key=_by_name)])
@@ -48,7 +54,14 @@ def encode(
         root=identify(contents_bytes),
         contents=contents_bytes,
         source=_source_message(source),
-        statistics=store_pb2.Statistics(**{name: getattr(statistics, name) for name in _STATISTICS}),
+        parent=parent,
+        statistics=_statistics_message(statistics),
+        figures=[
+            store_pb2.FileFigures(
+                name=name, statistics=_statistics_message(item.statistics), element_size=item.element_size
+            )
+            for name, item in sorted((figures or {}).items())
+        ],
     )
     body = message.SerializeToString(deterministic=True)
     data = _HEAD.pack(MAGIC, VERSION, 0, len(body)) + body
@@ -91,9 +104,21 @@ def decode(data: bytes, *, store_id: bytes, checkpoint_id: bytes) -> Manifest:
         root=message.root,
         parent=message.parent,
         source=_source(message.source),
-        statistics=Statistics(**{name: getattr(message.statistics, name) for name in _STATISTICS}),
+        statistics=_statistics(message.statistics),
         files=_files(contents),
+        figures={
+            item.name: FileFigures(_statistics(item.statistics), item.element_size)
+            for item in message.figures
+        },
     )
+
+
+def _statistics_message(statistics: Statistics) -> store_pb2.Statistics:
+    return store_pb2.Statistics(**{name: getattr(statistics, name) for name in _STATISTICS})
+
+
+def _statistics(message: store_pb2.Statistics) -> Statistics:
+    return Statistics(**{name: getattr(message, name) for name in _STATISTICS})
 
 
 def _by_name(entry: FileEntry) -> bytes:
@@ -108,6 +133,7 @@ def _file_message(entry: FileEntry) -> store_pb2.File:
         layout=store_pb2.Layout.Name(entry.layout),
         data=entry.data,
         segments=segments,
+        bo=store_pb2.BufferObject(**asdict(entry.bo)) if entry.bo is not None else None,
     )
 
 
@@ -129,7 +155,17 @@ def _files(contents: store_pb2.Contents) -> tuple[FileEntry, ...]:
             raise DamagedError(f"the manifest contradicts itself about the file {message.name}")
         # Layouts of later versions matter to writers only.
         layout = Layout(message.layout) if int(message.layout) in set(Layout) else Layout.FIXED
-        entries.append(FileEntry(message.name, message.size, layout, message.data, segments))
+        bo = message.bo if message.HasField("bo") else None
+        entries.append(
+            FileEntry(
+                message.name,
+                message.size,
+                layout,
+                message.data,
+                segments,
+                BufferObject(bo.gpu_id, bo.handle, bo.address, bo.size, bo.flags) if bo is not None else None,
+            )
+        )
     names = [_by_name(entry) for entry in entries]
     if any(first >= second for first, second in itertools.pairwise(names)):
         raise DamagedError("the manifest's names are not sorted")

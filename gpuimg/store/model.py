@@ -6,7 +6,9 @@ Sizes are in bytes, times in seconds since the epoch (UTC).
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class Layout(enum.IntEnum):
@@ -55,12 +57,34 @@ class Statistics:
     new_bytes: int = 0
     zero_bytes: int = 0
     inline_bytes: int = 0
+    unchanged_bytes: int = 0
     deduplicated_bytes: int = 0
+    delta_bytes: int = 0
     coded_bytes: int = 0
     raw_stored_bytes: int = 0
+    stored_bytes: int = 0
     chunks: int = 0
     new_chunks: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FileFigures:
+    """How one file of a checkpoint was taken. `element_size` in bytes, 0 if none was seen."""
+
+    statistics: Statistics
+    element_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BufferObject:
+    """What a BO is known by: checkpoints of one process are matched by it."""
+
+    gpu_id: int
+    handle: int
+    address: int
+    size: int
+    flags: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +93,27 @@ class SegmentRef:
 
     id: bytes
     size: int
+
+
+class Piece(NamedTuple):
+    """A run of a file: a chunk, or (`id` None) zeros. `offset` is its place in the file.
+
+    `fingerprint` is empty where none is known.
+    """
+
+    offset: int
+    length: int
+    id: bytes | None
+    fingerprint: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive pieces that fit into one slab; `offset` and `length` in the file."""
+
+    offset: int
+    length: int
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +125,15 @@ class FileEntry:
     layout: Layout
     data: bytes
     segments: tuple[SegmentRef, ...]
+    bo: BufferObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A parsed manifest. `created` in nanoseconds since the epoch; `files` sorted by name."""
+    """A parsed manifest. `created` in nanoseconds since the epoch; `files` sorted by name.
+
+    `parent` is empty for a full checkpoint; `figures` has the files with segments, by name.
+    """
 
     store_id: bytes
     created: int
@@ -94,6 +143,7 @@ class Manifest:
     source: Source
     statistics: Statistics
     files: tuple[FileEntry, ...]
+    figures: Mapping[str, FileFigures]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,11 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple
 
 from gpuimg.errors import DamagedError, NewerFormatError
 from gpuimg.store.files import pread_exactly
-from gpuimg.store.hashing import NO_ID, checksum, identify
+from gpuimg.store.hashing import ID_SIZE, NO_ID, checksum, identify
 
 OBJECT_MAGIC = b"GPOB"
 PACK_MAGIC = b"GPIPACK\n"
@@ -31,30 +28,14 @@ TARGET_SIZE = 64 * 1024 * 1024
 MAX_RAW = 2 * 1024 * 1024
 MAX_OBJECTS = 1 << 20
 HAS_BASE = 1
+# Where an entry of the table has the chunk's id.
+_ID_IN_ENTRY = 24
 _SCAN_WINDOW = 8 * 1024 * 1024
 
 _OBJECT = struct.Struct("<4sBBBBII32s32s8s")
+_TOC_ENTRY = struct.Struct("<Q4sBBBBII32s32s8s")
 _PACK = struct.Struct("<8sHHI16s16s8x")
 _TRAILER = struct.Struct("<8sIIQQ32s")
-
-TOC_ENTRY = np.dtype(
-    [
-        ("offset", "<u8"),
-        ("magic", "S4"),
-        ("version", "u1"),
-        ("codec", "u1"),
-        ("element_size", "u1"),
-        ("flags", "u1"),
-        ("raw", "<u4"),
-        ("stored", "<u4"),
-        ("id", "V32"),
-        ("base", "V32"),
-        ("checksum", "V8"),
-    ]
-)
-assert TOC_ENTRY.itemsize == OBJECT_HEADER_SIZE and _OBJECT.size == OBJECT_HEADER_SIZE - 8
-
-Toc = npt.NDArray[np.void]
 
 
 class ObjectHeader(NamedTuple):
@@ -70,9 +51,45 @@ class ObjectHeader(NamedTuple):
     checksum: bytes
 
 
+class TocEntry(NamedTuple):
+    """One object of a pack: the offset of its header in the file, and what that says."""
+
+    offset: int
+    header: ObjectHeader
+
+
+class Toc:
+    """A pack's table of contents, parsed entry by entry: 96 bytes each."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: bytes) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table) // _TOC_ENTRY.size
+
+    def __iter__(self) -> Iterator[TocEntry]:
+        for fields in _TOC_ENTRY.iter_unpack(self._table):
+            yield _entry(fields)
+
+    def __getitem__(self, ordinal: int) -> TocEntry:
+        return _entry(_TOC_ENTRY.unpack_from(self._table, ordinal * _TOC_ENTRY.size))
+
+    def ids(self) -> list[bytes]:
+        """The chunk ids, in order."""
+        table, size = self._table, _TOC_ENTRY.size
+        return [table[start : start + ID_SIZE] for start in range(_ID_IN_ENTRY, len(table), size)]
+
+
+def _entry(fields: tuple[Any, ...]) -> TocEntry:
+    offset, _, _, codec, element_size, flags, raw, stored, chunk_id, base, total = fields
+    return TocEntry(offset, ObjectHeader(chunk_id, codec, element_size, flags, raw, stored, base, total))
+
+
 @dataclass(frozen=True, slots=True)
 class PackInfo:
-    """A pack's structure: its id, its writer's lease and its table of contents (dtype TOC_ENTRY)."""
+    """A pack's structure: its id, its writer's lease, its file's size and its table of contents."""
 
     id: bytes
     lease: bytes
@@ -195,41 +212,19 @@ def read_pack(fd: int, store_id: bytes, expected_id: bytes | None = None) -> Pac
         raise DamagedError("its table of contents does not match its hash")
     if expected_id is not None and pack_id != expected_id:
         raise DamagedError("its name is not its hash")
-    toc: Toc = np.frombuffer(table, dtype=TOC_ENTRY)
-    _check_toc(toc, toc_offset)
-    return PackInfo(pack_id, header[32:48], size, toc)
+    _check_toc(table, toc_offset)
+    return PackInfo(pack_id, header[32:48], size, Toc(table))
 
 
-def _check_toc(toc: Toc, toc_offset: int) -> None:
-    if not len(toc):
-        return
-    stored = toc["stored"].astype(np.uint64)
-    ends = toc["offset"] + np.uint64(OBJECT_HEADER_SIZE) + stored
-    valid = (
-        bool((toc["magic"] == OBJECT_MAGIC).all())
-        and bool((toc["raw"] <= MAX_RAW).all())
-        and bool((toc["stored"] > 0).all())
-        and bool((toc["stored"] <= toc["raw"]).all())
-        and int(toc["offset"].max()) < toc_offset
-        and int(toc["offset"].min()) >= HEADER_SIZE
-        and int(ends.max()) <= toc_offset
-    )
-    if not valid:
-        raise DamagedError("its table of contents has impossible values")
-
-
-def entry_header(entry: np.void) -> ObjectHeader:
-    """The object header held by one entry of a table of contents."""
-    return ObjectHeader(
-        bytes(entry["id"]),
-        int(entry["codec"]),
-        int(entry["element_size"]),
-        int(entry["flags"]),
-        int(entry["raw"]),
-        int(entry["stored"]),
-        bytes(entry["base"]),
-        bytes(entry["checksum"]),
-    )
+def _check_toc(table: bytes, toc_offset: int) -> None:
+    for offset, magic, _, _, _, _, raw, stored, _, _, _ in _TOC_ENTRY.iter_unpack(table):
+        if (
+            magic != OBJECT_MAGIC
+            or not 0 < stored <= raw <= MAX_RAW
+            or offset < HEADER_SIZE
+            or offset + OBJECT_HEADER_SIZE + stored > toc_offset
+        ):
+            raise DamagedError("its table of contents has impossible values")
 
 
 def scan_objects(fd: int) -> Iterator[tuple[int, ObjectHeader, bytes]]:

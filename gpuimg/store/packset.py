@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuimg.errors import DamagedError, NewerFormatError
 from gpuimg.store import files
 from gpuimg.store.context import Context
-from gpuimg.store.index import Index, PackEntry, toc_chunk_ids
+from gpuimg.store.index import Index, PackEntry
 from gpuimg.store.layout import Config, StoreFolder, parse_id
 from gpuimg.store.model import FileEntry
 from gpuimg.store.pack import PackInfo, read_pack
@@ -80,10 +80,17 @@ def rescue(context: Context, entries: list[FileEntry]) -> None:
         _rescue_chunks(context, context.reader.segment(ref).chunk_ids())
 
 
-def _rescue_chunks(context: Context, chunk_ids: list[bytes]) -> None:
+def _rescue_chunks(context: Context, chunk_ids: Collection[bytes]) -> None:
+    """Bring back chunks, and all that they are coded against."""
     missing = _unknown(context, chunk_ids)
-    if not missing:
-        return
+    if missing:
+        _bring_back(context, missing)
+    bases = {place.base for place in context.index.lookup(chunk_ids) if place is not None and place.base}
+    if bases:
+        _rescue_chunks(context, bases)
+
+
+def _bring_back(context: Context, missing: set[bytes]) -> None:
     # A collector that was killed may have left them unindexed where they were; a repair may have
     # overlooked a pack that came while it ran.
     folder = context.folder
@@ -94,7 +101,7 @@ def _rescue_chunks(context: Context, chunk_ids: list[bytes]) -> None:
             info = load_pack(folder.trashed_pack(pack_id), context.config, pack_id)
         except (DamagedError, NewerFormatError, FileNotFoundError):
             continue
-        if missing.isdisjoint(toc_chunk_ids(info)):
+        if missing.isdisjoint(info.toc.ids()):
             continue
         # Another committer may have brought it back a moment ago.
         with contextlib.suppress(FileNotFoundError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,17 +50,27 @@ class PackWriter:
     def full(self) -> bool:
         return self.end >= pack.TARGET_SIZE
 
-    def add(self, chunk_id: bytes, raw_size: int, coding: Coding, payload: bytes | memoryview) -> None:
-        """Append an object. A memoryview payload must stay unchanged until `flush`."""
+    def add(
+        self,
+        chunk_id: bytes,
+        raw_size: int,
+        coding: Coding,
+        payload: bytes | memoryview,
+        base: bytes = NO_ID,
+    ) -> None:
+        """Append an object, coded against the chunk `base` if that is given.
+
+        A memoryview payload must stay unchanged until `flush`.
+        """
         self.add_object(
             pack.ObjectHeader(
                 chunk_id,
                 coding.codec,
                 coding.element_size,
-                0,
+                pack.HAS_BASE if base != NO_ID else 0,
                 raw_size,
                 len(payload),
-                NO_ID,
+                base,
                 checksum(payload),
             ),
             payload,
@@ -119,9 +130,13 @@ class Sealer:
 
     _BACKLOG = 4
 
-    def __init__(self, index: Index, sealed: Callable[[list[bytes]], None]) -> None:
+    def __init__(
+        self, index: Index, sealed: Callable[[list[bytes]], None], worked: Callable[[float], None]
+    ) -> None:
+        """`sealed` is told the chunks of every sealed pack, `worked` when (time.monotonic) its seal began."""
         self._index = index
         self._sealed = sealed
+        self._worked = worked
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gpuimg-seal")
         self._waiting: list[Future[None]] = []
         self.totals = PackTotals()
@@ -133,11 +148,13 @@ class Sealer:
             self._waiting.pop(0).result()
 
     def _seal(self, writer: PackWriter) -> None:
+        begun = time.monotonic()
         try:
             info = writer.seal(self._index)
         except BaseException:
             writer.abandon()
             raise
+        self._worked(begun)
         self.totals.packs += 1
         self.totals.bytes += info.size
         self._sealed(writer.chunk_ids)

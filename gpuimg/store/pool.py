@@ -7,12 +7,10 @@ set stays in the caches and untouched slabs never become resident.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import threading
 from collections import deque
-
-import numpy as np
-import numpy.typing as npt
 
 from gpuimg.errors import StalledError
 
@@ -22,22 +20,20 @@ _STALL_SECONDS = 600.0
 
 
 class Slab:
-    """One buffer of the pool: `array` (uint8, SLAB_SIZE) and `view` are the same page-aligned memory.
+    """One buffer of the pool: `view` is SLAB_SIZE bytes of page-aligned memory.
 
     A slab is one huge page where the kernel has one to give: reading into it, hashing and coding it then miss
     the TLB less.
     """
 
-    __slots__ = ("array", "view")
+    __slots__ = ("view",)
 
     def __init__(self) -> None:
         # Twice the size holds an aligned slab for certain; what is not touched takes no memory.
         memory = mmap.mmap(-1, 2 * SLAB_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        whole: npt.NDArray[np.uint8] = np.frombuffer(memory, dtype=np.uint8)
-        start = -whole.ctypes.data % SLAB_SIZE
+        start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % SLAB_SIZE
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE, start, SLAB_SIZE)
-        self.array = whole[start : start + SLAB_SIZE]
         self.view = memoryview(memory)[start : start + SLAB_SIZE]
 
 

@@ -5,50 +5,34 @@ Nothing leaves here whose BLAKE3 is not the id that the recipe names.
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from gpuimg.errors import DamagedError, GpuimgError, MissingObjectError, StoredDataError
 from gpuimg.store import codec, pack
 from gpuimg.store.files import os_errors, pread_exactly
 from gpuimg.store.hashing import identify
 from gpuimg.store.index import Index, Place
-from gpuimg.store.model import FileEntry, SegmentRef
+from gpuimg.store.model import FileEntry, Piece, Run, SegmentRef
 from gpuimg.store.packfiles import PackFiles
 from gpuimg.store.pool import SLAB_SIZE
 from gpuimg.store.recipe import Segment, decode_segment
 
-Buffer = npt.NDArray[np.uint8]
-
 # Objects closer together than this are read with one read.
 _GAP = 16 * 1024
 _SCRATCH_SIZE = 4 * 1024 * 1024
+# Differences are tied to bases that take memory as well; few are worked on at a time.
+_GROUP_OF_DELTAS = 1024 * 1024
+MAX_CHAIN = 8
+"""How many bases a chunk may rest on, one on the other (docs/store-format.md, "Float planes")."""
 # With a gap before each, well below the number of parts that one preadv takes (IOV_MAX, 1024).
 _GROUP = 256
+# The longest run of zeros that a run of pieces holds.
+_ZEROS = memoryview(mmap.mmap(-1, SLAB_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 _local = threading.local()
-
-
-class Piece(NamedTuple):
-    """A run of a file: a chunk, or (`id` None) zeros. `offset` is its place in the file."""
-
-    offset: int
-    length: int
-    id: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive pieces that fit into one slab; `offset` and `length` in the file."""
-
-    offset: int
-    length: int
-    pieces: tuple[Piece, ...]
 
 
 class _Wanted(NamedTuple):
@@ -78,11 +62,16 @@ class ChunkReader:
     def chunk(self, chunk_id: bytes) -> bytes:
         """One chunk's bytes."""
         place = self._places([chunk_id])[0]
-        target = np.empty(place.raw, dtype=np.uint8)
-        self._read_group_anew([_Wanted(chunk_id, place, 0)], target)
-        return target.tobytes()
+        target = bytearray(place.raw)
+        self.read_placed([(chunk_id, place, 0)], memoryview(target))
+        return bytes(target)
 
-    def read_run(self, run: Run, target: Buffer) -> None:
+    def read_placed(self, chunks: Sequence[tuple[bytes, Place, int]], target: memoryview) -> None:
+        """Read chunks (id, place, where its bytes belong in `target`); see `read_run` for errors."""
+        for group in _groups([_Wanted(*chunk) for chunk in chunks]):
+            self._read_group_anew(group, target)
+
+    def read_run(self, run: Run, target: memoryview) -> None:
         """Fill `target` (its length is the run's) with the run's bytes.
 
         Raises
@@ -94,7 +83,7 @@ class ChunkReader:
         for piece in run.pieces:
             if piece.id is None:
                 start = piece.offset - run.offset
-                target[start : start + piece.length] = 0
+                target[start : start + piece.length] = _ZEROS[: piece.length]
         ids = [piece.id for piece in chunks if piece.id is not None]
         places = self._places(ids, chunks)
         wanted = []
@@ -123,10 +112,10 @@ class ChunkReader:
             places.append(place)
         return places
 
-    def _read_group_anew(self, group: list[_Wanted], target: Buffer) -> None:
+    def _read_group_anew(self, group: list[_Wanted], target: memoryview, depth: int = 0) -> None:
         """Read a group; if its pack is gone, look once whether a collector has moved the chunks."""
         try:
-            self._read_group(group, target)
+            self._read_group(group, target, depth)
         except MissingObjectError:
             places = self._index.lookup([item.id for item in group])
             moved = [
@@ -137,16 +126,20 @@ class ChunkReader:
             if len(moved) < len(group) or moved == group:
                 raise
             for regrouped in _groups(moved):
-                self._read_group(regrouped, target)
+                self._read_group(regrouped, target, depth)
 
-    def _read_group(self, group: list[_Wanted], target: Buffer) -> None:
-        """Read objects that lie close together in one pack, decode and verify each."""
+    def _read_group(self, group: list[_Wanted], target: memoryview, depth: int) -> None:
+        """Read objects that lie close together in one pack, decode and verify each.
+
+        `depth` counts the differences between these chunks and those that are wanted in the end. Only the
+        latter are verified: that their hashes are right proves all that they rest on.
+        """
         if _is_raw(group[0].place):
-            self._read_raw(group, target)
+            self._read_raw(group, target, depth)
         else:
-            self._read_coded(group, target)
+            self._read_coded(group, target, depth)
 
-    def _read_raw(self, group: list[_Wanted], target: Buffer) -> None:
+    def _read_raw(self, group: list[_Wanted], target: memoryview, depth: int) -> None:
         """Raw chunks go straight to their places."""
         first = group[0].place.offset
         parts: list[memoryview] = []
@@ -154,15 +147,22 @@ class ChunkReader:
         for item in group:
             if item.place.offset > end:
                 parts.append(_scratch(item.place.offset - end))
-            parts.append(target[item.start : item.start + item.place.raw].data)
+            parts.append(target[item.start : item.start + item.place.raw])
             end = item.place.offset + item.place.raw
         count = self._fetch(group[0].place.pack, parts, first)
         for item in group:
             if item.place.offset + item.place.raw > first + count:
                 raise _at(self._damaged(item, "its pack is cut short"), item.start)
-            self._check(item, target[item.start : item.start + item.place.raw])
+            self._check(item, target[item.start : item.start + item.place.raw], depth)
 
-    def _read_coded(self, group: list[_Wanted], target: Buffer) -> None:
+    def _read_coded(self, group: list[_Wanted], target: memoryview, depth: int) -> None:
+        # Before the scratch memory is filled, which bases go through as well.
+        bases = self._read_bases(group, depth)
+        if bases is None:
+            half = len(group) // 2
+            self._read_coded(group[:half], target, depth)
+            self._read_coded(group[half:], target, depth)
+            return
         first, last = group[0].place, group[-1].place
         scratch = _scratch(last.offset + last.stored - first.offset)
         count = self._fetch(first.pack, [scratch], first.offset)
@@ -173,12 +173,48 @@ class ChunkReader:
             payload = scratch[start : start + item.place.stored]
             out = target[item.start : item.start + item.place.raw]
             try:
-                if item.place.flags:
+                if item.place.flags & ~pack.HAS_BASE:
                     raise DamagedError("it is coded in a way unknown to this gpuimg")
-                codec.decode(item.place.codec, payload, out)
+                codec.decode(
+                    item.place.codec, payload, out, item.place.element_size, bases.get(item.place.base)
+                )
             except DamagedError as error:
                 raise _at(self._damaged(item, error.what), item.start) from None
-            self._check(item, out)
+            self._check(item, out, depth)
+
+    def _read_bases(self, group: list[_Wanted], depth: int) -> dict[bytes, memoryview] | None:
+        """The bytes of the bases of a group, each decoded once; None if the group is too large for that."""
+        ids = list(dict.fromkeys(item.place.base for item in group if item.place.base))
+        if not ids:
+            return {}
+        if depth == MAX_CHAIN:
+            raise _at(self._damaged(group[0], "its chain of bases does not end"), group[0].start)
+        wanted = []
+        end = 0
+        for base, place in zip(ids, self._index.lookup(ids), strict=True):
+            if place is None:
+                item = next(item for item in group if item.place.base == base)
+                raise _at(
+                    MissingObjectError(
+                        f"the chunk {base.hex()[:16]}, against which the chunk {item.id.hex()[:16]} is "
+                        "coded, is not in the store",
+                        remedy=REMEDY,
+                    ),
+                    item.start,
+                )
+            wanted.append(_Wanted(base, place, end))
+            end += place.raw
+        if end > _SCRATCH_SIZE and len(group) > 1:
+            return None
+        memory = _base_memory(end, depth)
+        for bases in _groups(wanted):
+            try:
+                self._read_group_anew(bases, memory, depth + 1)
+            except StoredDataError as error:
+                item = next(item for item in group if item.place.base == bases[0].id)
+                what = f"the chunk {item.id.hex()[:16]} is coded against another, and {error.what}"
+                raise _at(type(error)(what, remedy=REMEDY), item.start) from error
+        return {item.id: memory[item.start : item.start + item.place.raw] for item in wanted}
 
     def _fetch(self, number: int, parts: list[memoryview], offset: int) -> int:
         """Fill the parts from a pack; returns the bytes read, fewer only at the pack's end."""
@@ -189,9 +225,16 @@ class ChunkReader:
                 total += count
             return total
 
-    def _check(self, item: _Wanted, data: Buffer) -> None:
-        if identify(data.data) != item.id:
-            raise _at(self._damaged(item, "its bytes do not match its hash"), item.start)
+    def _check(self, item: _Wanted, data: memoryview, depth: int) -> None:
+        if depth or identify(data) == item.id:
+            return
+        why = "its bytes do not match its hash"
+        if item.place.base:
+            try:
+                self.chunk(item.place.base)
+            except StoredDataError as error:
+                why = f"it is coded against another, and {error.what}"
+        raise _at(self._damaged(item, why), item.start)
 
     def _damaged(self, item: _Wanted, why: str) -> DamagedError:
         entry = self._index.pack(item.place.pack)
@@ -231,6 +274,7 @@ def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
                 or not 0 <= gap <= _GAP
                 or span > _SCRATCH_SIZE
                 or len(group) == _GROUP
+                or (item.place.base and sum(other.place.raw for other in group) > _GROUP_OF_DELTAS)
                 or _is_raw(item.place) != _is_raw(before)
             ):
                 yield group
@@ -263,6 +307,17 @@ def _scratch(size: int) -> memoryview:
         _local.scratch = memoryview(bytearray(_SCRATCH_SIZE))
     scratch: memoryview = _local.scratch
     return scratch[:size]
+
+
+def _base_memory(size: int, depth: int) -> memoryview:
+    """`size` bytes of the calling thread for the bases of chunks at `depth`."""
+    if size > _SCRATCH_SIZE:
+        return memoryview(bytearray(size))
+    name = f"bases{depth}"
+    if not hasattr(_local, name):
+        setattr(_local, name, memoryview(bytearray(_SCRATCH_SIZE)))
+    memory: memoryview = getattr(_local, name)
+    return memory[:size]
 
 
 def file_runs(
@@ -300,10 +355,9 @@ def file_runs(
 
 def _pieces(segment: Segment, offset: int) -> Iterator[Piece]:
     """The pieces of a segment that starts at `offset`; long zero runs in parts."""
-    ids = iter(segment.chunk_ids())
-    for length, zero in zip(segment.lengths.tolist(), segment.zero.tolist(), strict=True):
-        if not zero:
-            yield Piece(offset, length, next(ids))
+    for length, chunk_id, mark in segment.entries():
+        if chunk_id is not None:
+            yield Piece(offset, length, chunk_id, mark)
             offset += length
             continue
         end = offset + length

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from gpuimg.errors import DamagedError, NewerFormatError
-from gpuimg.store.hashing import ID_SIZE
+from gpuimg.store.hashing import FINGERPRINT_SIZE, ID_SIZE
 from gpuimg.store.model import SegmentRef
 from gpuimg.store.pack import MAX_RAW
 
@@ -22,41 +21,58 @@ SEGMENT_ENTRIES = 4096
 INLINE_LIMIT = 4096
 _MAX_ENTRIES = 16384
 _HEAD = struct.Struct("<4sBBHII")
-_ZERO_RUN = np.uint64(1 << 63)
-_LENGTH = np.uint64((1 << 63) - 1)
+_ZERO_RUN = 1 << 63
+_LENGTH = (1 << 63) - 1
 
 
-# A chunk (length, id) or a zero run (length, None).
-Entry = tuple[int, bytes | None]
+class Entry(NamedTuple):
+    """A chunk, or (`id` None) a zero run. `fingerprint` is empty where none was taken."""
+
+    length: int
+    id: bytes | None
+    fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A parsed segment.
 
-    `lengths` (n, uint64), `zero` (n, bool); `ids` are the k chunk ids in order, as one run of bytes.
+    `lengths` and `zero` have n items; `ids` are the k chunk ids in order, `fingerprints` (16 bytes each, or
+    nothing at all) theirs, each as one run of bytes.
     """
 
-    lengths: npt.NDArray[np.uint64]
-    zero: npt.NDArray[np.bool_]
+    lengths: tuple[int, ...]
+    zero: tuple[bool, ...]
     ids: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file that the segment describes."""
-        return int(self.lengths.sum())
+    fingerprints: bytes
 
     def chunk_ids(self) -> list[bytes]:
         return [self.ids[i : i + ID_SIZE] for i in range(0, len(self.ids), ID_SIZE)]
 
+    def entries(self) -> Iterator[Entry]:
+        """The entries, in order."""
+        number = 0
+        for length, zero in zip(self.lengths, self.zero, strict=True):
+            if zero:
+                yield Entry(length, None)
+                continue
+            yield Entry(
+                length,
+                self.ids[number * ID_SIZE : (number + 1) * ID_SIZE],
+                self.fingerprints[number * FINGERPRINT_SIZE : (number + 1) * FINGERPRINT_SIZE],
+            )
+            number += 1
+
 
 def encode_segment(entries: list[Entry]) -> bytes:
-    """Serialize (length, chunk id or None for a zero run) entries."""
-    ids = [chunk_id for _, chunk_id in entries if chunk_id is not None]
-    lengths = np.array([length for length, _ in entries], dtype=np.uint64)
-    lengths[[chunk_id is None for _, chunk_id in entries]] |= _ZERO_RUN
-    head = _HEAD.pack(MAGIC, VERSION, 0, 0, len(entries), len(ids))
-    return b"".join((head, lengths.astype("<u8").tobytes(), *ids))
+    """Serialize entries; with fingerprints if all chunks have them."""
+    chunks = [entry for entry in entries if entry.id is not None]
+    words = [entry.length if entry.id is not None else entry.length | _ZERO_RUN for entry in entries]
+    marked = all(entry.fingerprint for entry in chunks)
+    head = _HEAD.pack(MAGIC, VERSION, HAS_FINGERPRINTS if marked else 0, 0, len(entries), len(chunks))
+    ids = [entry.id for entry in chunks if entry.id is not None]
+    fingerprints = [entry.fingerprint for entry in chunks] if marked else []
+    return b"".join((head, struct.pack(f"<{len(words)}Q", *words), *ids, *fingerprints))
 
 
 def decode_segment(data: bytes, size: int) -> Segment:
@@ -73,28 +89,26 @@ def decode_segment(data: bytes, size: int) -> Segment:
         raise DamagedError("a recipe segment does not begin like one")
     if version > VERSION or flags & ~HAS_FINGERPRINTS:
         raise NewerFormatError(f"a recipe segment has version {version}.{flags}", remedy="use a newer gpuimg")
-    fingerprints = 16 * chunks if flags & HAS_FINGERPRINTS else 0
+    fingerprints = FINGERPRINT_SIZE * chunks if flags & HAS_FINGERPRINTS else 0
     if (
         not 0 < count <= _MAX_ENTRIES
         or chunks > count
         or len(data) != _HEAD.size + 8 * count + ID_SIZE * chunks + fingerprints
     ):
         raise DamagedError("a recipe segment has impossible lengths")
-    words = np.frombuffer(data, dtype="<u8", count=count, offset=_HEAD.size)
-    zero = (words & _ZERO_RUN) != 0
-    lengths = (words & _LENGTH).astype(np.uint64)
-    ids_start = _HEAD.size + 8 * count
-    segment = Segment(lengths, zero, data[ids_start : ids_start + ID_SIZE * chunks])
-    # Zero runs may be long: summing Python integers cannot wrap around.
-    total = sum(lengths.tolist())
+    words = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+    zero = tuple(word >= _ZERO_RUN for word in words)
+    lengths = tuple(word & _LENGTH for word in words)
     if (
-        int(count - zero.sum()) != chunks
-        or not lengths.all()
-        or bool((lengths[~zero] > MAX_RAW).any())
-        or total != size
+        count - sum(zero) != chunks
+        or not all(lengths)
+        or any(not empty and length > MAX_RAW for length, empty in zip(lengths, zero, strict=True))
+        or sum(lengths) != size
     ):
         raise DamagedError("a recipe segment contradicts itself or its manifest")
-    return segment
+    ids = _HEAD.size + 8 * count
+    marks = ids + ID_SIZE * chunks
+    return Segment(lengths, zero, data[ids:marks], data[marks:])
 
 
 class RecipeBuilder:
@@ -126,11 +140,11 @@ class RecipeBuilder:
             return [self._take_segment()] if self._entries else []
 
     def _append(self, entries: list[Entry]) -> None:
-        for length, chunk_id in entries:
-            if chunk_id is None and self._entries and self._entries[-1][1] is None:
-                self._entries[-1] = (self._entries[-1][0] + length, None)
+        for entry in entries:
+            if entry.id is None and self._entries and self._entries[-1].id is None:
+                self._entries[-1] = Entry(self._entries[-1].length + entry.length, None)
             else:
-                self._entries.append((length, chunk_id))
+                self._entries.append(entry)
 
     def _take_segment(self) -> tuple[int, list[Entry]]:
         number = self._next_segment

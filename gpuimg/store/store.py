@@ -17,6 +17,7 @@ from gpuimg.errors import DamagedError, NewerFormatError, UnknownReferenceError
 from gpuimg.store import files, layout, packset
 from gpuimg.store.catalogue import Catalogue, check_tag
 from gpuimg.store.checkpoint import Checkpoint, ReadResources
+from gpuimg.store.choice import Profile
 from gpuimg.store.context import Context
 from gpuimg.store.index import Index, remove_unusable
 from gpuimg.store.ingest import Session
@@ -127,8 +128,8 @@ class Store:
 
     # Writing
 
-    def ingest(self) -> Session:
-        """Begin to write a checkpoint."""
+    def ingest(self, *, parent: Checkpoint | None = None, profile: Profile = Profile.BALANCED) -> Session:
+        """Begin to write a checkpoint; what it shares with its parent costs next to nothing."""
         return Session(
             self._folder,
             self.config,
@@ -136,6 +137,9 @@ class Store:
             rescue=self._rescue,
             load=self._load,
             set_tag=self._context.catalogue.set_tag,
+            reader=self._context.reader,
+            parent=parent,
+            profile=profile,
         )
 
     def _rescue(self, entries: list[FileEntry]) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from gpuimg.errors import DamagedError, GpuimgError, NewerFormatError, StoredDataError
 from gpuimg.store import codec, files
 from gpuimg.store.context import Context
-from gpuimg.store.hashing import ID_SIZE, identify
-from gpuimg.store.index import Place, toc_chunk_ids
+from gpuimg.store.hashing import identify
+from gpuimg.store.index import Place
 from gpuimg.store.layout import parse_id
 from gpuimg.store.model import Fault, FaultKind, Manifest, Progress, VerifyReport
-from gpuimg.store.pack import MAX_RAW, OBJECT_HEADER_SIZE, PackInfo, decode_header, entry_header
+from gpuimg.store.pack import HAS_BASE, MAX_RAW, OBJECT_HEADER_SIZE, PackInfo, TocEntry, decode_header
 from gpuimg.store.packset import load_pack
+from gpuimg.store.reader import MAX_CHAIN
 from gpuimg.store.workers import cores, run_on_all_cores
 
 _REPAIR = "run `gpuimg repair`"
@@ -35,19 +34,18 @@ class PackCheck:
 def check_objects(context: Context, info: PackInfo) -> PackCheck:
     """Read, decode and hash every object of a pack."""
     check = PackCheck()
-    target = np.empty(MAX_RAW, dtype=np.uint8)
+    target = memoryview(bytearray(MAX_RAW))
     with context.folder.pack(info.id).open("rb", buffering=0) as stream:
-        for ordinal, entry in enumerate(info.toc):
-            header = entry_header(entry)
-            data = files.pread_exactly(
-                stream.fileno(), OBJECT_HEADER_SIZE + header.stored, int(entry["offset"])
-            )
+        for ordinal, (offset, header) in enumerate(info.toc):
+            data = files.pread_exactly(stream.fileno(), OBJECT_HEADER_SIZE + header.stored, offset)
             out = target[: header.raw]
             try:
                 if decode_header(data[:OBJECT_HEADER_SIZE]) != header:
                     raise DamagedError("its header contradicts the table of contents")
-                codec.decode(header.codec, memoryview(data)[OBJECT_HEADER_SIZE:], out)
-                if identify(out.data) != header.id:
+                base = memoryview(context.reader.chunk(header.base)) if header.flags & HAS_BASE else None
+                payload = memoryview(data)[OBJECT_HEADER_SIZE:]
+                codec.decode(header.codec, payload, out, header.element_size, base)
+                if identify(out) != header.id:
                     raise DamagedError("its bytes do not match its hash")
             except GpuimgError as error:
                 check.damaged[ordinal] = error.what
@@ -107,7 +105,10 @@ class _Verification:
                     ids = [ref.id, *self.context.reader.segment(ref).chunk_ids()]
                 except (StoredDataError, NewerFormatError):
                     ids = [ref.id]
-                numbers |= {place.pack for place in self.context.index.lookup(ids) if place}
+                while ids:
+                    places = [place for place in self.context.index.lookup(ids) if place]
+                    numbers |= {place.pack for place in places}
+                    ids = [place.base for place in places if place.base]
         return numbers
 
     def _check_foreign_files(self) -> None:
@@ -171,14 +172,13 @@ class _Verification:
             self._bad_pack(number, f"{name}: {error.what}")
             return
         stale = self._stale_entries(number, info)
-        ids = np.ascontiguousarray(info.toc["id"]).view(np.uint8).reshape(len(info.toc), ID_SIZE)
         with self._lock:
-            self.beginnings[number] = ids[:, :_BEGINNING].tobytes()
+            self.beginnings[number] = b"".join(chunk_id[:_BEGINNING] for chunk_id in info.toc.ids())
             self.packs += 1
             self.objects += len(info.toc)
             self.raw_bytes += check.raw_bytes
             for ordinal, why in check.damaged.items():
-                offset = int(info.toc[ordinal]["offset"])
+                offset = info.toc[ordinal].offset
                 self.bad[number, ordinal] = f"the chunk in {name} at offset {offset} is damaged: {why}"
             if stale:
                 what = f"the index does not match {name} in {stale} entries"
@@ -197,7 +197,7 @@ class _Verification:
         That the index lacks a chunk is a fault only if a checkpoint needs it: a collector that deletes
         one of two copies forgets the chunk.
         """
-        ids = toc_chunk_ids(info)
+        ids = info.toc.ids()
         wrong = 0
         for chunk_id, place in zip(ids, self.context.index.lookup(ids), strict=True):
             if place is None:
@@ -264,7 +264,7 @@ class _Verification:
                     self.faults.append(
                         Fault(FaultKind.DAMAGED_RECIPE, bad, _REPAIR, name, entry.name, offset)
                     )
-                pieces = zip(segment.lengths.tolist(), segment.zero.tolist(), strict=True)
+                pieces = zip(segment.lengths, segment.zero, strict=True)
                 hurt |= self._check_chunks(name, entry.name, offset, list(pieces), segment.chunk_ids())
                 offset += ref.size
         return hurt
@@ -298,12 +298,28 @@ class _Verification:
                     self.faults.append(
                         Fault(FaultKind.DAMAGED_CHUNK, why, _REPLACE, checkpoint, file, offset)
                     )
-                elif (why := self.bad_packs.get(place.pack)) is not None:
+                elif why := self.bad_packs.get(place.pack) or self._lost_base(chunk_id, place):
                     self.faults.append(
                         Fault(FaultKind.MISSING_CHUNK, why, _REPLACE, checkpoint, file, offset)
                     )
             offset += length
         return hurt
+
+    def _lost_base(self, chunk_id: bytes, place: Place) -> str:
+        """Why a chunk that is coded against others cannot be decoded; empty if it can."""
+        for _ in range(MAX_CHAIN):
+            base = place.base
+            if not base:
+                return ""
+            rests = f"the chunk {chunk_id.hex()[:16]} is coded against the chunk {base.hex()[:16]}"
+            found = self.context.index.lookup([base])[0]
+            if found is None:
+                return f"{rests}, which is not in the store"
+            why = self.bad.get((found.pack, found.ordinal)) or self.bad_packs.get(found.pack)
+            if why is not None:
+                return f"{rests}: {why}"
+            place = found
+        return f"the chain of bases of the chunk {chunk_id.hex()[:16]} does not end"
 
     def _check_tags(self) -> None:
         ids = set(self.context.catalogue.ids())
@@ -325,13 +341,14 @@ class _Verification:
             self.faults.append(Fault(FaultKind.DANGLING_TAG, what, remedy))
 
 
-def _place_of(entry: np.void, chunk_id: bytes) -> tuple[int, ...] | None:
+def _place_of(entry: TocEntry, chunk_id: bytes) -> tuple[int | bytes, ...] | None:
     """What the index must say behind pack and ordinal of the object of this entry, if it is that chunk."""
-    header = entry_header(entry)
+    header = entry.header
     if header.id != chunk_id:
         return None
-    offset = int(entry["offset"]) + OBJECT_HEADER_SIZE
-    return (offset, header.stored, header.raw, header.codec, header.element_size, header.flags)
+    offset = entry.offset + OBJECT_HEADER_SIZE
+    base = header.base if header.flags & HAS_BASE else b""
+    return (offset, header.stored, header.raw, header.codec, header.element_size, header.flags, base)
 
 
 def verify(

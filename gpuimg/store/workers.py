@@ -27,12 +27,17 @@ def cores() -> int:
 
 @dataclass(slots=True)
 class StageTimes:
-    """CPU seconds of all workers, by stage. `look` covers index look-ups; `other` what is left."""
+    """CPU seconds of all workers, by stage.
+
+    `look` covers index look-ups, `base` reading the chunks that others are coded against.
+    """
 
     read: float = 0.0
     cut: float = 0.0
+    fingerprint: float = 0.0
     hash: float = 0.0
     look: float = 0.0
+    base: float = 0.0
     code: float = 0.0
     write: float = 0.0
 

@@ -8,6 +8,8 @@
 
 #include <stdlib.h>
 
+#include "looks.h"
+#include "pages.h"
 #include "planes.h"
 
 /* Two MiB is the longest chunk of the format. */
@@ -126,7 +128,89 @@ static PyObject *decode_planes(PyObject *self, PyObject *arguments)
     return failed ? NULL : PyBool_FromLong(decoded);
 }
 
+static PyObject *zero(PyObject *self, PyObject *argument)
+{
+    (void)self;
+    Py_buffer data;
+    int found;
+    if (PyObject_GetBuffer(argument, &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    found = is_zero(data.buf, (size_t)data.len);
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&data);
+    return PyBool_FromLong(found);
+}
+
+static PyObject *repeats(PyObject *self, PyObject *argument)
+{
+    (void)self;
+    Py_buffer data;
+    double share;
+    if (PyObject_GetBuffer(argument, &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    share = share_of_repeats(data.buf, (size_t)data.len);
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&data);
+    return PyFloat_FromDouble(share);
+}
+
+static PyObject *random_looking(PyObject *self, PyObject *argument)
+{
+    (void)self;
+    Py_buffer data;
+    if (PyObject_GetBuffer(argument, &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int found = looks_random(data.buf, (size_t)data.len);
+    PyBuffer_Release(&data);
+    return PyBool_FromLong(found);
+}
+
+static PyObject *list_cuts(const cut *cuts, size_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list && i < count; i++) {
+        PyObject *item = Py_BuildValue("nnO", (Py_ssize_t)cuts[i].offset, (Py_ssize_t)cuts[i].length,
+                                       cuts[i].zero ? Py_True : Py_False);
+        if (!item || PyList_SetItem(list, (Py_ssize_t)i, item) < 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *cut_pages(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    Py_buffer data;
+    int last, inside;
+    if (!PyArg_ParseTuple(arguments, "y*pp", &data, &last, &inside))
+        return NULL;
+    size_t size = (size_t)data.len, count = 0, covered = 0;
+    cut *cuts = malloc(pages_most_cuts(size) * sizeof *cuts);
+    uint8_t *scratch = malloc(size / PAGE + 1);
+    PyObject *result = NULL;
+    if (cuts && scratch) {
+        Py_BEGIN_ALLOW_THREADS;
+        count = pages_cut(data.buf, size, last, &inside, scratch, cuts, &covered);
+        Py_END_ALLOW_THREADS;
+        PyObject *list = list_cuts(cuts, count);
+        if (list)
+            result = Py_BuildValue("NnO", list, (Py_ssize_t)covered, inside ? Py_True : Py_False);
+    } else {
+        PyErr_NoMemory();
+    }
+    free(cuts);
+    free(scratch);
+    PyBuffer_Release(&data);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"is_zero", zero, METH_O, NULL},
+    {"repeats", repeats, METH_O, NULL},
+    {"looks_random", random_looking, METH_O, NULL},
+    {"cut_pages", cut_pages, METH_VARARGS, NULL},
     {"encode_planes", encode_planes, METH_VARARGS, NULL},
     {"decode_planes", decode_planes, METH_VARARGS, NULL},
     {"estimate_planes", estimate_planes, METH_VARARGS, NULL},

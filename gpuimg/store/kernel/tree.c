@@ -51,24 +51,34 @@ static void optimal_depths(const leaf *leaves, unsigned count, uint8_t *depths)
 }
 
 /*
- * Shortens codes to MAX_CODE_BITS and mends the Kraft sum: rare symbols' codes are lengthened until the sum
- * fits, then the most frequent symbols take what is left over.
+ * Shortens codes to MAX_CODE_BITS and mends the Kraft sum: leaves for which it costs least are lengthened until
+ * the sum fits, then the most frequent ones take what is left over.
  */
-static void limit_depths(uint8_t *depths, unsigned count)
+static void limit_depths(const leaf *leaves, uint8_t *depths, unsigned count)
 {
     const uint32_t whole = 1u << MAX_CODE_BITS;
     uint32_t used = 0;
+    unsigned deeper[MAX_CODE_BITS + 1] = {0}; /* leaves of more bits: where the leaves of so many bits begin */
     for (unsigned i = 0; i < count; i++) {
         if (depths[i] > MAX_CODE_BITS)
             depths[i] = MAX_CODE_BITS;
         used += whole >> depths[i];
+        for (unsigned d = 0; d < depths[i]; d++)
+            deeper[d]++;
     }
     while (used > whole) {
-        unsigned i = 0;
-        while (depths[i] == MAX_CODE_BITS)
-            i++;
-        used -= whole >> (depths[i] + 1);
-        depths[i]++;
+        uint64_t least = UINT64_MAX;
+        unsigned best = 0;
+        for (unsigned d = MAX_CODE_BITS - 1; d > 0; d--) {
+            /* One bit more for the rarest leaf of d bits, for each part of the sum that this frees. */
+            uint64_t cost = deeper[d] < deeper[d - 1] ? (uint64_t)leaves[deeper[d]].count << d : UINT64_MAX;
+            if (cost < least) {
+                least = cost;
+                best = d;
+            }
+        }
+        depths[deeper[best]++]++;
+        used -= whole >> (best + 1);
     }
     for (unsigned i = count; i-- > 0 && used < whole;)
         while (depths[i] > 1 && used + (whole >> depths[i]) <= whole) {
@@ -88,7 +98,7 @@ void tree_build(tree *made, const uint32_t counts[256])
     sort_leaves(leaves, count);
     optimal_depths(leaves, count, depths);
     if (depths[0] > MAX_CODE_BITS)
-        limit_depths(depths, count);
+        limit_depths(leaves, depths, count);
     made->bits = 0;
     for (unsigned i = 0; i < count; i++)
         if (depths[i] > made->bits)
