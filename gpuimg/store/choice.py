@@ -18,6 +18,8 @@ _DELTA_ADVANTAGE = 0.80
 _ZSTD_ADVANTAGE = 0.90
 # From this share of repeated words on, dictionary coders are looked at.
 _REPEATS = 0.05
+# Bit shuffling is looked at when the steps from element to element take this much less than the elements.
+_STEPS = 0.5
 _SAMPLE = 4096
 _SAMPLES = 4
 _LOOK_EVERY = 16
@@ -71,6 +73,8 @@ def look(chunk: memoryview, profile: Profile = Profile.BALANCED, base: memoryvie
     best = _best_planes(_PLANES, sample, None)
     if profile is not Profile.FAST and repeats(sample) > _REPEATS:
         best = _against_dictionaries(sample, best)
+    elif profile is not Profile.FAST and _counts(_middle(chunk), best.ratio):
+        best = min(best, _best_shuffled(sample), key=_ratio)
     if best.ratio >= _WORTHWHILE:
         best = Look(RAW, 1.0)
     if base is not None and len(base) >= len(chunk):
@@ -83,12 +87,17 @@ def look(chunk: memoryview, profile: Profile = Profile.BALANCED, base: memoryvie
 
 
 def _best_planes(codings: list[Coding], sample: memoryview, base: memoryview | None) -> Look:
-    estimates = [
-        planes.estimate(sample, coding.element_size, coding.transform, base) / len(sample)
+    looks = (
+        Look(coding, planes.estimate(sample, coding.element_size, coding.transform, base) / len(sample))
         for coding in codings
-    ]
-    least = min(estimates)
-    return Look(codings[estimates.index(least)], least)
+    )
+    return min(looks, key=_ratio)
+
+
+def _counts(data: memoryview, ratio: float) -> bool:
+    """Whether the elements of some width count up or down: bit shuffling makes long runs of those."""
+    steps = (planes.estimate(data[size:], size, Transform.DIFFERENCE, data) for size in (4, 8, 2))
+    return any(step < len(data) * ratio * _STEPS for step in steps)
 
 
 def _against_dictionaries(sample: memoryview, best: Look) -> Look:
@@ -96,11 +105,17 @@ def _against_dictionaries(sample: memoryview, best: Look) -> Look:
     zstd = len(codec.compress(ZSTD, sample)) / len(sample)
     if zstd >= best.ratio * _ZSTD_ADVANTAGE:
         return best
-    shuffled = [len(codec.compress(coding, sample)) / len(sample) for coding in _SHUFFLED]
-    least = min(shuffled)
-    if zstd < least * _ZSTD_ADVANTAGE:
-        return Look(ZSTD, zstd)
-    return Look(_SHUFFLED[shuffled.index(least)], least)
+    shuffled = _best_shuffled(sample)
+    return Look(ZSTD, zstd) if zstd < shuffled.ratio * _ZSTD_ADVANTAGE else shuffled
+
+
+def _best_shuffled(sample: memoryview) -> Look:
+    looks = (Look(coding, len(codec.compress(coding, sample)) / len(sample)) for coding in _SHUFFLED)
+    return min(looks, key=_ratio)
+
+
+def _ratio(look: Look) -> float:
+    return look.ratio
 
 
 def _sample(chunk: memoryview) -> memoryview:
@@ -149,6 +164,9 @@ class Chooser:
             looked = True
             memory.renew(chunk, self.profile, base)
         memory.until_look -= 1
+        if base is None:
+            # Or nobody would look again at whether bases pay.
+            self._against.until_look -= 1
         coding, promise = memory.look
         payload = _encode(coding, chunk, base)
         ratio = len(payload) / len(chunk) if payload else 1.0
