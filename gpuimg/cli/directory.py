@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuimg.cli import output
-from gpuimg.cli.context import STORE_ERRORS, State, command, fd_list
+from gpuimg.cli.context import State, command, fd_list
+from gpuimg.cli.incremental import Wish, announce, parent_options
 from gpuimg.cli.progress import Reporter
 from gpuimg.cli.store import REFERENCE_ERRORS
 from gpuimg.errors import BadNameError, ImagesDirectoryError, MissingObjectError, NoSpaceError
 
-if TYPE_CHECKING:
-    pass
-
 
 @command(
     "import",
-    example="gpuimg import /var/lib/criu/job-17 --tag job-17",
-    errors=(*STORE_ERRORS, BadNameError, ImagesDirectoryError, NoSpaceError),
+    example="gpuimg import /var/lib/criu/job-17 --tag job-17\n"
+    "gpuimg import /var/lib/criu/job-17 --tag job-17 --incremental",
+    errors=(*REFERENCE_ERRORS, BadNameError, ImagesDirectoryError, NoSpaceError),
 )
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--tag", metavar="NAME", help="Name the checkpoint.")
-def import_command(state: State, directory: Path, tag: str | None) -> None:
+@parent_options
+def import_command(state: State, directory: Path, *, tag: str | None, wish: Wish) -> None:
     """Take the files of a directory into the store.
 
     They become one checkpoint. The files may be images of CRIU or any others.
@@ -32,15 +31,19 @@ def import_command(state: State, directory: Path, tag: str | None) -> None:
     from gpuimg.store.directory import image_paths, import_directory
 
     with state.open_store() as store:
+        against = wish.against(store, tag)
+        announce(against, as_json=state.as_json)
         with Reporter(state, "import") as reporter:
             total = sum(path.stat().st_size for path in image_paths(directory))
             checkpoint = import_directory(
                 store,
                 directory,
                 tag=tag,
+                parent=against.parent,
+                profile=wish.profile,
                 watch=lambda session: reporter.watch(lambda: session.raw_bytes, lambda: total),
             )
-        output.write_made(checkpoint, tag, as_json=state.as_json)
+        output.write_made(checkpoint, tag, against, as_json=state.as_json)
 
 
 @command(

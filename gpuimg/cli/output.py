@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import enum
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from gpuimg.errors import InputOutputError
 
 if TYPE_CHECKING:
+    from gpuimg.cli.incremental import Against
     from gpuimg.store.checkpoint import Checkpoint
+    from gpuimg.store.model import Statistics
 
 
 class OutputClosedError(Exception):
@@ -36,6 +39,12 @@ def write(text: str) -> None:
         raise InputOutputError(
             f"standard output cannot be written: {error.strerror}", remedy="look at where it goes"
         ) from error
+
+
+def note(text: str) -> None:
+    """Print a line for people on standard error; nobody needs to read it."""
+    with contextlib.suppress(OSError):
+        print(f"gpuimg: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def abandon() -> None:
@@ -126,17 +135,38 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def write_made(checkpoint: Checkpoint, tag: str | None, *, as_json: bool) -> None:
+def taken(stats: Statistics) -> str:
+    """What became of a checkpoint's bytes when it was taken, as far as there are any of a kind."""
+    parts = {
+        "unchanged": stats.unchanged_bytes,
+        "known already": stats.deduplicated_bytes,
+        "differences": stats.delta_bytes,
+        "coded": stats.coded_bytes,
+        "raw": stats.raw_stored_bytes,
+        "zero": stats.zero_bytes,
+        "inline": stats.inline_bytes,
+    }
+    return ", ".join(f"{name} {size(number)}" for name, number in parts.items() if number)
+
+
+def write_made(checkpoint: Checkpoint, tag: str | None, against: Against, *, as_json: bool) -> None:
     """Say what a dump, capture, import or extract has added to the store."""
     stats = checkpoint.statistics
     if as_json:
-        write_json({"checkpoint": checkpoint.id, "tag": tag, **plain(stats)})
+        write_json(
+            {
+                "checkpoint": checkpoint.id,
+                "tag": tag,
+                "parent": checkpoint.parent or None,
+                "full_because": against.full_because or None,
+                **plain(stats),
+            }
+        )
         return
     named = f" as {printable(tag)}" if tag else ""
     amount = f"{size(stats.raw_bytes)} in {len(checkpoint.files)} files"
     speed = f", {size(int(stats.raw_bytes / stats.seconds))}/s" if stats.seconds > 0 else ""
     write(f"checkpoint {checkpoint.id[:12]}{named}: {amount}{speed}")
-    write(
-        f"new in the store {size(stats.new_bytes)}; known already {size(stats.deduplicated_bytes)}, "
-        f"zero {size(stats.zero_bytes)}, inline {size(stats.inline_bytes)}"
-    )
+    if against.parent is not None:
+        write(f"compared with checkpoint {against.parent.id[:12]}")
+    write(f"new in the store {size(stats.new_bytes)}; {taken(stats)}")

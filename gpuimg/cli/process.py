@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from gpuimg.cli import output
-from gpuimg.cli.context import STORE_ERRORS, State, command
+from gpuimg.cli.context import State, command
+from gpuimg.cli.incremental import Wish, announce, parent_options
 from gpuimg.cli.progress import Reporter
 from gpuimg.cli.store import REFERENCE_ERRORS
 from gpuimg.errors import (
@@ -39,18 +40,34 @@ def _criu_arguments(ctx: click.Context, param: click.Parameter, value: tuple[str
 @command(
     "dump",
     example="gpuimg dump -t 4711 --tag before-update\n"
+    "gpuimg dump -t 4711 --tag live --leave-running --incremental\n"
     "gpuimg dump -t 4711 --tag live --leave-running -- --tcp-established --shell-job",
-    errors=(*STORE_ERRORS, *CRIU_ERRORS, BadNameError, NoSpaceError, IncompleteDumpError, NoSuchProcessError),
+    errors=(
+        *REFERENCE_ERRORS,
+        *CRIU_ERRORS,
+        BadNameError,
+        NoSpaceError,
+        IncompleteDumpError,
+        NoSuchProcessError,
+    ),
 )
 @click.option(
     "-t", "--tree", "pid", metavar="PID", type=click.IntRange(min=1), required=True, help="Root process."
 )
 @click.option("--tag", metavar="NAME", required=True, help="Name the checkpoint.")
+@parent_options
 @click.option("--leave-running", is_flag=True, help="Let the processes run on afterwards.")
 @click.option("--criu", metavar="PATH", help=_criu_option("The criu to run"))
 @click.argument("criu_arguments", metavar="[-- CRIU OPTIONS]", nargs=-1, callback=_criu_arguments)
 def dump_command(
-    state: State, *, pid: int, tag: str, leave_running: bool, criu: str | None, criu_arguments: list[str]
+    state: State,
+    *,
+    pid: int,
+    tag: str,
+    wish: Wish,
+    leave_running: bool,
+    criu: str | None,
+    criu_arguments: list[str],
 ) -> None:
     """Checkpoint a process and its children into the store.
 
@@ -59,17 +76,21 @@ def dump_command(
     from gpuimg.criu.dump import dump
 
     with state.open_store() as store:
+        against = wish.against(store, tag)
+        announce(against, as_json=state.as_json)
         with Reporter(state, "dump") as reporter:
             checkpoint = dump(
                 store,
                 pid,
                 tag=tag,
+                parent=against.parent,
+                profile=wish.profile,
                 leave_running=leave_running,
                 criu=criu,
                 extra_args=criu_arguments,
                 watch=lambda session: reporter.watch(lambda: session.raw_bytes, lambda: 0),
             )
-        output.write_made(checkpoint, tag, as_json=state.as_json)
+        output.write_made(checkpoint, tag, against, as_json=state.as_json)
 
 
 @command(

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from gpuimg.cli import output
-from gpuimg.cli.context import STORE_ERRORS, State, command, ext_files, fd_list, port_pairs
+from gpuimg.cli.context import State, command, ext_files, fd_list, port_pairs
+from gpuimg.cli.incremental import Wish, announce, parent_options
 from gpuimg.cli.store import REFERENCE_ERRORS
 from gpuimg.errors import (
     BadNameError,
@@ -42,7 +43,7 @@ _EXT_FILE_FDS = click.option(
     example="gpuimg capture -D /tmp/images --tag job-17 &\n"
     "criu dump --stream --images-dir /tmp/images --tree 4711",
     errors=(
-        *STORE_ERRORS,
+        *REFERENCE_ERRORS,
         BadNameError,
         NoSpaceError,
         BadStreamError,
@@ -54,9 +55,10 @@ _EXT_FILE_FDS = click.option(
 )
 @_IMAGES_DIR
 @click.option("--tag", metavar="NAME", help="Name the checkpoint.")
+@parent_options
 @_EXT_FILE_FDS
 def capture_command(
-    state: State, images_dir: Path, tag: str | None, ext_file_fds: list[tuple[str, int]]
+    state: State, *, images_dir: Path, tag: str | None, wish: Wish, ext_file_fds: list[tuple[str, int]]
 ) -> None:
     """Take what `criu dump --stream` sends.
 
@@ -65,10 +67,18 @@ def capture_command(
     from gpuimg.stream.stored import capture
 
     with state.open_store() as store:
+        against = wish.against(store, tag)
+        announce(against, as_json=state.as_json)
         checkpoint = capture(
-            store, images_dir, tag=tag, ext_files=ext_file_fds, progress_fd=state.progress_fd
+            store,
+            images_dir,
+            tag=tag,
+            parent=against.parent,
+            profile=wish.profile,
+            ext_files=ext_file_fds,
+            progress_fd=state.progress_fd,
         )
-        output.write_made(checkpoint, tag, as_json=state.as_json)
+        output.write_made(checkpoint, tag, against, as_json=state.as_json)
 
 
 @command(
@@ -121,9 +131,10 @@ def serve_command(
     "extract",
     example="criu-image-streamer -D /tmp/images capture | gpuimg extract --tag job-17\n"
     "lz4 -d job-17.lz4 - | gpuimg extract --tag job-17",
-    errors=(*STORE_ERRORS, BadNameError, NoSpaceError, BadStreamError, IncompleteDumpError),
+    errors=(*REFERENCE_ERRORS, BadNameError, NoSpaceError, BadStreamError, IncompleteDumpError),
 )
 @click.option("--tag", metavar="NAME", help="Name the checkpoint.")
+@parent_options
 @click.option(
     "--shard-fds",
     type=fd_list,
@@ -132,10 +143,19 @@ def serve_command(
     show_default=True,
     help="Read the shards from these descriptors, comma-separated.",
 )
-def extract_command(state: State, tag: str | None, shard_fds: list[int]) -> None:
+def extract_command(state: State, *, tag: str | None, wish: Wish, shard_fds: list[int]) -> None:
     """Take a stream of criu-image-streamer into the store."""
     from gpuimg.stream.stored import extract
 
     with state.open_store() as store:
-        checkpoint = extract(store, shard_fds, tag=tag, progress_fd=state.progress_fd)
-        output.write_made(checkpoint, tag, as_json=state.as_json)
+        against = wish.against(store, tag)
+        announce(against, as_json=state.as_json)
+        checkpoint = extract(
+            store,
+            shard_fds,
+            tag=tag,
+            parent=against.parent,
+            profile=wish.profile,
+            progress_fd=state.progress_fd,
+        )
+        output.write_made(checkpoint, tag, against, as_json=state.as_json)

@@ -12,6 +12,7 @@ from gpuimg.criu.tree import tree_of_images
 from gpuimg.errors import GpuimgError
 from gpuimg.store.catalogue import check_tag
 from gpuimg.store.checkpoint import Checkpoint
+from gpuimg.store.choice import Profile
 from gpuimg.store.ingest import Session
 from gpuimg.store.model import Source, SourceKind
 from gpuimg.store.store import Store
@@ -24,6 +25,8 @@ def dump(
     pid: int,
     *,
     tag: str,
+    parent: Checkpoint | None = None,
+    profile: Profile = Profile.BALANCED,
     leave_running: bool = False,
     criu: str | None = None,
     extra_args: Sequence[str] = (),
@@ -31,7 +34,8 @@ def dump(
 ) -> Checkpoint:
     """Checkpoint the tree of `pid`; its tasks end only when the checkpoint is durable.
 
-    `watch` is called with the ingest session before criu starts, for progress.
+    It is compared with `parent`, if there is one, so that only what has changed is stored. `watch` is
+    called with the ingest session before criu starts, for progress.
 
     Raises
     ------
@@ -44,7 +48,7 @@ def dump(
     check_process(pid)
     found = find_criu(criu)
     committed: list[Checkpoint] = []
-    with work_folder() as folder, store.ingest() as session:
+    with work_folder() as folder, store.ingest(parent=parent, profile=profile) as session:
         if watch:
             watch(session)
         capture = Capture(folder, StoreSink(session))

@@ -11,6 +11,7 @@ from gpuimg.errors import ImagesDirectoryError
 from gpuimg.store import files
 from gpuimg.store.catalogue import check_tag
 from gpuimg.store.checkpoint import Checkpoint
+from gpuimg.store.choice import Profile
 from gpuimg.store.ingest import Session
 from gpuimg.store.model import Source, SourceKind
 from gpuimg.store.store import Store
@@ -56,16 +57,19 @@ def import_directory(
     directory: Path,
     *,
     tag: str | None = None,
+    parent: Checkpoint | None = None,
+    profile: Profile = Profile.BALANCED,
     watch: Callable[[Session], None] | None = None,
 ) -> Checkpoint:
     """Take every file of a directory into a new checkpoint, byte for byte.
 
-    `watch` is called with the session when reading has begun, for progress.
+    It is compared with `parent`, if there is one: what has not changed costs next to nothing. `watch` is
+    called with the session when reading has begun, for progress.
     """
     if tag is not None:
         check_tag(tag)
     paths = image_paths(directory)
-    with store.ingest() as session:
+    with store.ingest(parent=parent, profile=profile) as session:
         if watch:
             watch(session)
         for path in paths:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuimg.errors import BadStreamError, GpuimgError, IncompleteDumpError
+from gpuimg.store.choice import Profile
 from gpuimg.store.model import Source, SourceKind
 from gpuimg.stream import pipes
 from gpuimg.stream.capture import INVENTORY, Capture
@@ -36,10 +37,14 @@ def capture(
     images_dir: Path,
     *,
     tag: str | None = None,
+    parent: Checkpoint | None = None,
+    profile: Profile = Profile.BALANCED,
     ext_files: Sequence[tuple[str, int]] = (),
     progress_fd: int | None = None,
 ) -> Checkpoint:
     """Take one `criu dump --stream` into a new checkpoint, durable on return.
+
+    It is compared with `parent`, if there is one.
 
     Progress lines are those of criu-image-streamer. IncompleteDumpError if criu went away before the image
     was complete, BadStreamError, SocketPathError, and what the store raises.
@@ -53,7 +58,7 @@ def capture(
         started = time.monotonic()
         progress.line("checkpoint-start")
 
-    with store.ingest() as session:
+    with store.ingest(parent=parent, profile=profile) as session:
         streamer = Capture(images_dir, StoreSink(session), ext_files=ext_files, on_start=on_start)
         progress.line("socket-init")
         streamer.run()
@@ -90,14 +95,22 @@ def serve(
 
 
 def extract(
-    store: Store, shard_fds: Sequence[int], *, tag: str | None = None, progress_fd: int | None = None
+    store: Store,
+    shard_fds: Sequence[int],
+    *,
+    tag: str | None = None,
+    parent: Checkpoint | None = None,
+    profile: Profile = Profile.BALANCED,
+    progress_fd: int | None = None,
 ) -> Checkpoint:
     """Take a shard stream into a new checkpoint, durable on return.
+
+    It is compared with `parent`, if there is one.
 
     BadStreamError if the stream is malformed or cut short, IncompleteDumpError if the dump that it holds
     failed.
     """
-    with store.ingest() as session:
+    with store.ingest(parent=parent, profile=profile) as session:
         consumer = StoreConsumer(session)
         reader = ShardReader(shard_fds, consumer)
         reader.run()
