@@ -16,7 +16,6 @@ setup(
             sources=sorted(str(path) for path in FOLDER.glob("*.c")),
             depends=sorted(str(path) for path in FOLDER.glob("*.h")),
             extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-Wall", "-Wextra"],
-            py_limited_api=True,
             optional=True,
         )
     ]

@@ -3,9 +3,9 @@
  * without it, and tests hold the two equal.
  */
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "looks.h"
@@ -14,6 +14,27 @@
 
 /* Two MiB is the longest chunk of the format. */
 enum { LONGEST = 2 * 1024 * 1024 };
+
+/* Memory that a thread keeps for its work until it ends. */
+typedef struct {
+    size_t size;
+    uint8_t bytes[];
+} kept_memory;
+
+static pthread_key_t scratch_key;
+
+static uint8_t *thread_scratch(size_t size)
+{
+    kept_memory *kept = pthread_getspecific(scratch_key);
+    if (!kept || kept->size < size) {
+        free(kept);
+        kept = malloc(sizeof *kept + size);
+        if (kept)
+            kept->size = size;
+        pthread_setspecific(scratch_key, kept);
+    }
+    return kept ? kept->bytes : NULL;
+}
 
 typedef struct {
     Py_buffer data, base;
@@ -56,21 +77,25 @@ static PyObject *encode_planes(PyObject *self, PyObject *arguments)
     if (!parse_task(arguments, &held))
         return NULL;
     size_t size = (size_t)held.data.len, length = 0;
-    uint8_t *memory = malloc(planes_scratch(size) + planes_bound(size, held.width));
-    if (!memory) {
-        release(&held);
-        return PyErr_NoMemory();
+    uint8_t *scratch = thread_scratch(planes_scratch(size));
+    PyObject *result = NULL;
+    if (scratch)
+        result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)planes_bound(size, held.width));
+    if (result) {
+        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
+        Py_BEGIN_ALLOW_THREADS;
+        length = planes_encode(held.data.buf, held.has_base ? held.base.buf : NULL, size, held.width,
+                               held.transform, scratch, out);
+        Py_END_ALLOW_THREADS;
+        if (length) {
+            _PyBytes_Resize(&result, (Py_ssize_t)length);
+        } else {
+            Py_DECREF(result);
+            result = Py_NewRef(Py_None);
+        }
     }
-    uint8_t *out = memory + planes_scratch(size);
-    Py_BEGIN_ALLOW_THREADS;
-    length = planes_encode(held.data.buf, held.has_base ? held.base.buf : NULL, size, held.width, held.transform,
-                           memory, out);
-    Py_END_ALLOW_THREADS;
-    PyObject *result = length ? PyBytes_FromStringAndSize((const char *)out, (Py_ssize_t)length)
-                              : Py_NewRef(Py_None);
-    free(memory);
     release(&held);
-    return result;
+    return result || PyErr_Occurred() ? result : PyErr_NoMemory();
 }
 
 static PyObject *estimate_planes(PyObject *self, PyObject *arguments)
@@ -80,14 +105,13 @@ static PyObject *estimate_planes(PyObject *self, PyObject *arguments)
     if (!parse_task(arguments, &held))
         return NULL;
     size_t size = (size_t)held.data.len;
-    uint8_t *memory = malloc(planes_scratch(size));
+    uint8_t *memory = thread_scratch(planes_scratch(size));
     double estimate = 0;
     if (memory) {
         Py_BEGIN_ALLOW_THREADS;
         estimate = planes_estimate(held.data.buf, held.has_base ? held.base.buf : NULL, size, held.width,
                                    held.transform, memory);
         Py_END_ALLOW_THREADS;
-        free(memory);
     }
     release(&held);
     return memory ? PyFloat_FromDouble(estimate) : PyErr_NoMemory();
@@ -109,13 +133,12 @@ static PyObject *decode_planes(PyObject *self, PyObject *arguments)
     size_t size = (size_t)target.len;
     if (!failed && (width == 1 || width == 2 || width == 4 || width == 8) && target.len <= LONGEST &&
         (!has_base || base_buffer.len == target.len)) {
-        uint8_t *scratch = malloc(planes_scratch(size));
+        uint8_t *scratch = thread_scratch(planes_scratch(size));
         if (scratch) {
             Py_BEGIN_ALLOW_THREADS;
             decoded = planes_decode(payload.buf, (size_t)payload.len, has_base ? base_buffer.buf : NULL, width,
                                     scratch, target.buf, size);
             Py_END_ALLOW_THREADS;
-            free(scratch);
         } else {
             PyErr_NoMemory();
             failed = 1;
@@ -221,5 +244,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel", NULL, 0, m
 
 PyMODINIT_FUNC PyInit__kernel(void)
 {
+    if (pthread_key_create(&scratch_key, free))
+        return PyErr_NoMemory();
     return PyModule_Create(&module);
 }

@@ -3,12 +3,13 @@
 #include <math.h>
 
 #include "huffman.h"
+#include "vector.h"
 
 enum { HEAD = 4, ENTRY = 8, SPARSE_HEAD = 8 + 2 * ENTRY, LONGEST_GAP = 255, SAMPLE = 4096 };
 enum { MODE_RAW, MODE_CONSTANT, MODE_ZSTD, MODE_SPARSE };
 
 /* A plane coded to more than this part of itself stays raw: reading it then costs nothing. */
-static const double WORTHWHILE = 0.97;
+static const double WORTHWHILE = 0.95;
 /* From this share of zeros on, listing what is not zero beats a code of one bit for each zero. */
 static const double SPARSE_ZEROS = 0.7;
 
@@ -66,13 +67,17 @@ static glance look(const uint8_t *data, size_t size)
     }
     double bits = entropy(counts, total);
     double zeros = (double)counts[0] / (double)total;
-    unsigned kinds = 0;
-    for (unsigned v = 0; v < 256; v++)
+    unsigned kinds = 0, most = 0;
+    for (unsigned v = 0; v < 256; v++) {
         kinds += counts[v] > 0;
+        most = counts[v] > most ? counts[v] : most;
+    }
     /* Few samples of many kinds look less random than they are (Miller and Madow's correction). */
     bits += (kinds - 1) / (2 * 0.6931471805599453 * (double)total);
-    if (zeros < SPARSE_ZEROS && bits < 1 && kinds > 1)
-        bits = 1;
+    /* The most frequent byte takes a whole bit, however little it says. */
+    double share = (double)most / (double)total;
+    if (zeros < SPARSE_ZEROS && share > 0.5 && kinds > 1)
+        bits += 1 + share * log2(share) + (1 - share) * log2(1 - share);
     return (glance){bits < 8 ? bits / 8 : 1, zeros};
 }
 
@@ -97,9 +102,11 @@ static size_t encode_list(const uint8_t *data, size_t size, uint8_t *entry, uint
 /* The lists of a sparse plane: the zeros before each other byte, and these bytes. Returns the gaps' length. */
 static size_t list_sparse(const uint8_t *data, size_t size, uint8_t *gaps, uint8_t *values, size_t *count)
 {
-    uint8_t *gap = gaps, *value = values;
-    size_t zeros = 0;
-    for (size_t start = 0; start < size; start += 8) {
+    sparse_lists lists = {0, 0, 0};
+    size_t begun = vector_sparse_available() ? vector_list_sparse(data, size, gaps, values, &lists) : 0;
+    uint8_t *gap = gaps + lists.gaps, *value = values + lists.values;
+    size_t zeros = lists.zeros;
+    for (size_t start = begun; start < size; start += 8) {
         uint64_t word = 0;
         if (size - start >= 8)
             word = load64(data + start);
@@ -125,7 +132,7 @@ static size_t list_sparse(const uint8_t *data, size_t size, uint8_t *gaps, uint8
 
 static size_t encode_sparse(const uint8_t *data, size_t size, uint8_t *scratch, uint8_t *entry, uint8_t *out)
 {
-    uint8_t *values = scratch, *gaps = scratch + size + 16;
+    uint8_t *values = scratch, *gaps = scratch + size + 64;
     size_t count, gap_bytes = list_sparse(data, size, gaps, values, &count);
     uint8_t *to = out + SPARSE_HEAD;
     store32(out, (uint32_t)count);
@@ -154,20 +161,53 @@ static void place_planes(uint8_t *scratch, size_t count, unsigned width, uint8_t
         planes[p] = scratch + p * count;
 }
 
+/* Whether a plane is to stay raw, from a few elements out of 16 places; before it has been split off. */
+static void foresee_raw(const uint8_t *data, const uint8_t *base, size_t count, unsigned width, unsigned transform,
+                        int raw[8])
+{
+    enum { PLACES = 16, PIECE = 256 };
+    uint8_t samples[8][PLACES * PIECE];
+    memset(raw, 0, 8 * sizeof *raw);
+    if (count < 4 * PLACES * PIECE)
+        return;
+    for (size_t i = 0; i < PLACES; i++) {
+        uint8_t *places[8];
+        size_t start = (count - PIECE) / (PLACES - 1) * i;
+        for (unsigned p = 0; p < width; p++)
+            places[p] = samples[p] + i * PIECE;
+        elements_split(data + start * width, base ? base + start * width : NULL, PIECE, width, transform, places);
+    }
+    for (unsigned p = 0; p < width; p++)
+        raw[p] = look(samples[p], sizeof samples[p]).ratio >= WORTHWHILE;
+}
+
 size_t planes_encode(const uint8_t *data, const uint8_t *base, size_t size, unsigned width, unsigned transform,
                      uint8_t *scratch, uint8_t *out)
 {
     size_t count = size / width, tail = size % width;
     uint8_t *planes[8] = {0}, *to = out + HEAD + ENTRY * width;
+    int raw[8];
     if (!count)
         return 0;
+    foresee_raw(data, base, count, width, transform, raw);
     place_planes(scratch, count, width, planes);
+    /* The first planes, as long as they stay raw, are split off to where they belong. */
+    for (unsigned p = 0; p < width && raw[p]; p++)
+        planes[p] = to + p * count;
     elements_split(data, base, count, width, transform, planes);
     out[0] = (uint8_t)transform;
     out[1] = (uint8_t)width;
     out[2] = out[3] = 0;
     for (unsigned p = 0; p < width; p++) {
-        to += encode_plane(planes[p], count, scratch + size, out + HEAD + ENTRY * p, to);
+        uint8_t *entry = out + HEAD + ENTRY * p;
+        if (raw[p]) {
+            if (planes[p] != to)
+                memcpy(to, planes[p], count);
+            write_entry(entry, MODE_RAW, count);
+            to += count;
+        } else {
+            to += encode_plane(planes[p], count, scratch + size, entry, to);
+        }
         if ((size_t)(to - out) >= size)
             return 0;
     }

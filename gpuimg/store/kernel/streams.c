@@ -56,7 +56,7 @@ static size_t encode_scalar(const code_table *codes, const uint8_t *data, size_t
 size_t stream_encode(const code_table *codes, const uint8_t *data, size_t size, uint8_t *out)
 {
     partial_stream begun = {data + size, out, 0, 0};
-    if (vector_available() && codes->highest - codes->lowest < 128)
+    if (vector_available())
         vector_encode(codes, data, &begun);
     return (size_t)(begun.to - out) +
            encode_scalar(codes, data, (size_t)(begun.end - data), begun.to, begun.bits, begun.count);

@@ -53,21 +53,43 @@ void vector_note_absent(const uint8_t *data, size_t size, uint32_t counts[256])
         count &= 7;                                                                                          \
     } while (0)
 
+/* The rows of a table of 128 or, if it is wide, 256 bytes, and a look-up of 64 bytes in it. */
+typedef struct {
+    __m512i rows[4];
+} byte_table;
+
 AVX512
-void vector_encode(const code_table *codes, const uint8_t *data, partial_stream *stream)
+static inline byte_table table_load(const uint8_t bytes[256])
 {
-    uint8_t tables[3][128];
-    unsigned lowest = codes->lowest;
-    for (unsigned i = 0; i < 128; i++) {
-        unsigned v = lowest + i < 256 ? lowest + i : 255;
+    byte_table table;
+    for (unsigned row = 0; row < 4; row++)
+        table.rows[row] = _mm512_loadu_si512(bytes + 64 * row);
+    return table;
+}
+
+AVX512
+static inline __m512i table_look(const byte_table *table, __m512i at, int wide)
+{
+    __m512i low = _mm512_permutex2var_epi8(table->rows[0], at, table->rows[1]);
+    if (!wide)
+        return low;
+    __m512i high = _mm512_permutex2var_epi8(table->rows[2], at, table->rows[3]);
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low, high);
+}
+
+AVX512
+static inline __attribute__((always_inline)) void encode_run(const code_table *codes, const uint8_t *data,
+                                                             partial_stream *stream, unsigned lowest, int wide)
+{
+    uint8_t tables[3][256];
+    for (unsigned i = 0; i < 256; i++) {
+        uint8_t v = (uint8_t)(lowest + i);
         tables[0][i] = (uint8_t)codes->codes[v];
         tables[1][i] = (uint8_t)(codes->codes[v] >> 8);
         tables[2][i] = codes->bits[v];
     }
-    __m512i rows[3][2];
-    for (unsigned t = 0; t < 3; t++)
-        for (unsigned half = 0; half < 2; half++)
-            rows[t][half] = _mm512_loadu_si512(tables[t] + 64 * half);
+    const byte_table low_table = table_load(tables[0]), high_table = table_load(tables[1]);
+    const byte_table length_table = table_load(tables[2]);
     const __m512i offset = _mm512_set1_epi8((char)lowest), low8 = _mm512_set1_epi16(0xFF);
     const __m512i low16 = _mm512_set1_epi32(0xFFFF), low32 = _mm512_set1_epi64(0xFFFFFFFF);
     const __m512i most = _mm512_set1_epi64(56);
@@ -77,9 +99,9 @@ void vector_encode(const code_table *codes, const uint8_t *data, partial_stream 
     unsigned count = stream->count;
     for (; end - data >= 64; end -= 64) {
         __m512i at = _mm512_sub_epi8(_mm512_loadu_si512(end - 64), offset);
-        __m512i code_low = _mm512_permutex2var_epi8(rows[0][0], at, rows[0][1]);
-        __m512i code_high = _mm512_permutex2var_epi8(rows[1][0], at, rows[1][1]);
-        __m512i length = _mm512_permutex2var_epi8(rows[2][0], at, rows[2][1]);
+        __m512i code_low = table_look(&low_table, at, wide);
+        __m512i code_high = table_look(&high_table, at, wide);
+        __m512i length = table_look(&length_table, at, wide);
 
         /* Codes of the even and of the odd bytes, in lanes of 16 bits. */
         __m512i even = _mm512_or_si512(_mm512_and_si512(code_low, low8), _mm512_slli_epi16(code_high, 8));
@@ -141,6 +163,57 @@ void vector_encode(const code_table *codes, const uint8_t *data, partial_stream 
     *stream = (partial_stream){end, to, bits, count};
 }
 
+AVX512
+void vector_encode(const code_table *codes, const uint8_t *data, partial_stream *stream)
+{
+    if (codes->highest - codes->lowest < 128)
+        encode_run(codes, data, stream, codes->lowest, 0);
+    else
+        encode_run(codes, data, stream, 0, 1);
+}
+
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,bmi,bmi2,popcnt")))
+size_t vector_list_sparse(const uint8_t *data, size_t size, uint8_t *gaps, uint8_t *values, sparse_lists *lists)
+{
+    uint8_t numbers[64];
+    for (unsigned i = 0; i < 64; i++)
+        numbers[i] = (uint8_t)i;
+    const __m512i places = _mm512_loadu_si512(numbers), one = _mm512_set1_epi8(1);
+    const __m512i before = _mm512_sub_epi8(places, one);
+    uint8_t *gap = gaps, *value = values;
+    size_t zeros = 0, done = 0;
+    for (; size - done >= 64; done += 64) {
+        __m512i bytes = _mm512_loadu_si512(data + done);
+        __mmask64 there = _mm512_test_epi8_mask(bytes, bytes);
+        if (!there) {
+            zeros += 64;
+            continue;
+        }
+        unsigned count = (unsigned)_mm_popcnt_u64(there), first = (unsigned)__builtin_ctzll(there);
+        /* Distances to the place before, less one; the first is counted from the block before. */
+        __m512i at = _mm512_maskz_compress_epi8(there, places);
+        __m512i distance = _mm512_sub_epi8(at, _mm512_add_epi8(_mm512_permutexvar_epi8(before, at), one));
+        for (zeros += first; zeros >= 255; zeros -= 255)
+            *gap++ = 255;
+        _mm512_storeu_si512(gap, distance);
+        *gap = (uint8_t)zeros;
+        _mm512_storeu_si512(value, _mm512_maskz_compress_epi8(there, bytes));
+        gap += count;
+        value += count;
+        zeros = (size_t)__builtin_clzll(there);
+    }
+    *lists = (sparse_lists){(size_t)(gap - gaps), (size_t)(value - values), zeros};
+    return done;
+}
+
+int vector_sparse_available(void)
+{
+    static int known = -1;
+    if (known < 0)
+        known = vector_available() && __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("popcnt");
+    return known;
+}
+
 #else
 
 int vector_available(void)
@@ -156,6 +229,17 @@ void vector_note_absent(const uint8_t *data, size_t size, uint32_t counts[256])
 void vector_encode(const code_table *codes, const uint8_t *data, partial_stream *stream)
 {
     (void)codes, (void)data, (void)stream;
+}
+
+int vector_sparse_available(void)
+{
+    return 0;
+}
+
+size_t vector_list_sparse(const uint8_t *data, size_t size, uint8_t *gaps, uint8_t *values, sparse_lists *lists)
+{
+    (void)data, (void)size, (void)gaps, (void)values, (void)lists;
+    return 0;
 }
 
 #endif

@@ -18,7 +18,20 @@ int vector_available(void);
 /* Sets to 1 the counts of bytes of `data` whose count is 0. */
 void vector_note_absent(const uint8_t *data, size_t size, uint32_t counts[256]);
 
-/* Encodes from the end towards `data` in runs of 64 bytes. The codes' bytes lie within a range of 128. */
+/* Encodes from the end towards `data` in runs of 64 bytes. */
 void vector_encode(const code_table *codes, const uint8_t *data, partial_stream *stream);
+
+/* How much of the lists of a sparse plane has been made, and the zeros since the last byte that is not zero. */
+typedef struct {
+    size_t gaps, values, zeros;
+} sparse_lists;
+
+int vector_sparse_available(void);
+
+/*
+ * Lists the bytes of `data` that are not zero and the gaps before them, in runs of 64; returns how many bytes
+ * that covers. May write up to 64 bytes behind the end of either list.
+ */
+size_t vector_list_sparse(const uint8_t *data, size_t size, uint8_t *gaps, uint8_t *values, sparse_lists *lists);
 
 #endif
