@@ -13,7 +13,7 @@ from gpuimg.store.planes import Transform
 # A coding that is not this much smaller than raw is not worth its decoding.
 _WORTHWHILE = 0.97
 # A coding against a base ties a chunk to another: it must be clearly smaller than one that stands alone.
-_DELTA_ADVANTAGE = 0.80
+_DELTA_ADVANTAGE = 0.93
 # zstd costs many times as much as bitshuffle+LZ4 or float planes: it must win clearly.
 _ZSTD_ADVANTAGE = 0.90
 # From this share of repeated words on, dictionary coders are looked at.

@@ -3,6 +3,23 @@
 /* Elements that are transformed at a time; they and their planes stay in the nearest cache. */
 enum { RUN = 1024 };
 
+VECTORS
+static void join_halves(uint16_t *RESTRICT to, const uint8_t *const planes[], size_t start, size_t count)
+{
+    const uint8_t *RESTRICT low = planes[0] + start, *RESTRICT high = planes[1] + start;
+    for (size_t i = 0; i < count; i++)
+        to[i] = (uint16_t)(low[i] | high[i] << 8);
+}
+
+VECTORS
+static void join_words(uint32_t *RESTRICT to, const uint8_t *const planes[], size_t start, size_t count)
+{
+    const uint8_t *RESTRICT a = planes[0] + start, *RESTRICT b = planes[1] + start;
+    const uint8_t *RESTRICT c = planes[2] + start, *RESTRICT d = planes[3] + start;
+    for (size_t i = 0; i < count; i++)
+        to[i] = a[i] | (uint32_t)b[i] << 8 | (uint32_t)c[i] << 16 | (uint32_t)d[i] << 24;
+}
+
 #define DEFINE(NAME, TYPE, SIGNED)                                                                           \
     typedef TYPE NAME##_loose __attribute__((aligned(1), may_alias));                                        \
                                                                                                              \
@@ -91,8 +108,13 @@ enum { RUN = 1024 };
         TYPE run[RUN];                                                                                       \
         for (size_t start = 0; start < count; start += RUN) {                                                \
             size_t length = count - start < RUN ? count - start : RUN;                                       \
-            for (unsigned p = 0; p < sizeof(TYPE); p++)                                                      \
-                NAME##_give(run, length, 8 * p, planes[p] + start);                                          \
+            if (sizeof(TYPE) == 4)                                                                           \
+                join_words((uint32_t *)(void *)run, planes, start, length);                                  \
+            else if (sizeof(TYPE) == 2)                                                                      \
+                join_halves((uint16_t *)(void *)run, planes, start, length);                                 \
+            else                                                                                             \
+                for (unsigned p = 0; p < sizeof(TYPE); p++)                                                  \
+                    NAME##_give(run, length, 8 * p, planes[p] + start);                                      \
             NAME##_back(run, base ? (const NAME##_loose *)base + start : NULL, length, transform,            \
                         (NAME##_loose *)data + start);                                                       \
         }                                                                                                    \

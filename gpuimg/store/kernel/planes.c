@@ -5,13 +5,15 @@
 #include "huffman.h"
 #include "vector.h"
 
-enum { HEAD = 4, ENTRY = 8, SPARSE_HEAD = 8 + 2 * ENTRY, LONGEST_GAP = 255, SAMPLE = 4096 };
-enum { MODE_RAW, MODE_CONSTANT, MODE_ZSTD, MODE_SPARSE };
+enum { HEAD = 4, ENTRY = 8, LISTS_HEAD = 8 + 2 * ENTRY, LONGEST_GAP = 255, SAMPLE = 4096 };
+enum { MODE_RAW, MODE_CONSTANT, MODE_ZSTD, MODE_SPARSE, MODE_MASKED };
 
 /* A plane coded to more than this part of itself stays raw: reading it then costs nothing. */
 static const double WORTHWHILE = 0.95;
-/* From this share of zeros on, listing what is not zero beats a code of one bit for each zero. */
-static const double SPARSE_ZEROS = 0.7;
+/* From this share of zeros on, a mask of them beats a code for each, and is quicker to read. */
+static const double MASKED_ZEROS = 0.5;
+/* From this share on, listing the gaps between what is not zero beats the mask. */
+static const double SPARSE_ZEROS = 0.97;
 
 size_t planes_scratch(size_t size)
 {
@@ -130,25 +132,60 @@ static size_t list_sparse(const uint8_t *data, size_t size, uint8_t *gaps, uint8
     return (size_t)(gap - gaps);
 }
 
+/* Two lists behind a head that tells their lengths; returns the length of all. */
+static size_t encode_lists(const uint8_t *first, size_t first_size, const uint8_t *second, size_t second_size,
+                           uint8_t *out)
+{
+    uint8_t *to = out + LISTS_HEAD;
+    to += encode_list(first, first_size, out + 8, to);
+    to += encode_list(second, second_size, out + 8 + ENTRY, to);
+    return (size_t)(to - out);
+}
+
 static size_t encode_sparse(const uint8_t *data, size_t size, uint8_t *scratch, uint8_t *entry, uint8_t *out)
 {
     uint8_t *values = scratch, *gaps = scratch + size + 64;
     size_t count, gap_bytes = list_sparse(data, size, gaps, values, &count);
-    uint8_t *to = out + SPARSE_HEAD;
     store32(out, (uint32_t)count);
     store32(out + 4, (uint32_t)gap_bytes);
-    to += encode_list(gaps, gap_bytes, out + 8, to);
-    to += encode_list(values, count, out + 8 + ENTRY, to);
-    write_entry(entry, MODE_SPARSE, (size_t)(to - out));
-    return (size_t)(to - out);
+    size_t length = encode_lists(gaps, gap_bytes, values, count, out);
+    write_entry(entry, MODE_SPARSE, length);
+    return length;
+}
+
+/* The mask of the bytes that are not zero, and these bytes; returns their number. */
+static size_t list_masked(const uint8_t *data, size_t size, uint8_t *mask, uint8_t *values)
+{
+    size_t count = 0;
+    size_t done = vector_sparse_available() ? vector_mask(data, size, mask, values, &count) : 0;
+    memset(mask + done / 8, 0, (size + 7) / 8 - done / 8);
+    for (size_t i = done; i < size; i++)
+        if (data[i]) {
+            mask[i / 8] |= (uint8_t)(1u << i % 8);
+            values[count++] = data[i];
+        }
+    return count;
+}
+
+static size_t encode_masked(const uint8_t *data, size_t size, uint8_t *scratch, uint8_t *entry, uint8_t *out)
+{
+    uint8_t *values = scratch, *mask = scratch + size + 64;
+    size_t count = list_masked(data, size, mask, values);
+    store32(out, (uint32_t)count);
+    store32(out + 4, 0);
+    size_t length = encode_lists(mask, (size + 7) / 8, values, count, out);
+    write_entry(entry, MODE_MASKED, length);
+    return length;
 }
 
 static size_t encode_plane(const uint8_t *data, size_t size, uint8_t *scratch, uint8_t *entry, uint8_t *out)
 {
     if (is_constant(data, size))
         return encode_list(data, size, entry, out);
-    if (look(data, size).zeros >= SPARSE_ZEROS) {
-        size_t length = encode_sparse(data, size, scratch, entry, out);
+    double zeros = look(data, size).zeros;
+    if (zeros >= MASKED_ZEROS) {
+        size_t length = zeros >= SPARSE_ZEROS ? encode_sparse(data, size, scratch, entry, out)
+                                              : encode_masked(data, size, scratch, entry, out);
         if (length < size)
             return length;
     }
@@ -238,14 +275,14 @@ static const uint8_t *decode_list(const uint8_t *entry, const uint8_t *data, siz
 static const uint8_t *decode_sparse(const uint8_t *data, size_t length, uint8_t *scratch, uint8_t *to,
                                     size_t size)
 {
-    if (length < SPARSE_HEAD)
+    if (length < LISTS_HEAD)
         return NULL;
     size_t count = load32(data), gap_bytes = load32(data + 4);
     size_t first = load32(data + 12), second = load32(data + 8 + ENTRY + 4);
     if (count > size || gap_bytes < count || gap_bytes - count > size / LONGEST_GAP ||
-        length - SPARSE_HEAD != first + second)
+        length - LISTS_HEAD != first + second)
         return NULL;
-    const uint8_t *lists = data + SPARSE_HEAD;
+    const uint8_t *lists = data + LISTS_HEAD;
     const uint8_t *gaps = decode_list(data + 8, lists, first, scratch, gap_bytes);
     const uint8_t *values = decode_list(data + 8 + ENTRY, lists + first, second, scratch + gap_bytes + 64, count);
     if (!gaps || !values)
@@ -261,6 +298,37 @@ static const uint8_t *decode_sparse(const uint8_t *data, size_t length, uint8_t 
         to[position++] = values[taken++];
     }
     return taken == count ? to : NULL;
+}
+
+static size_t count_bits(const uint8_t *data, size_t size)
+{
+    size_t count = 0, i = 0;
+    for (; i + 8 <= size; i += 8)
+        count += (size_t)__builtin_popcountll(load64(data + i));
+    for (; i < size; i++)
+        count += (size_t)__builtin_popcount(data[i]);
+    return count;
+}
+
+static const uint8_t *decode_masked(const uint8_t *data, size_t length, uint8_t *scratch, uint8_t *to, size_t size)
+{
+    if (length < LISTS_HEAD)
+        return NULL;
+    size_t count = load32(data), mask_size = (size + 7) / 8;
+    size_t first = load32(data + 12), second = load32(data + 8 + ENTRY + 4);
+    if (count > size || load32(data + 4) || length - LISTS_HEAD != first + second)
+        return NULL;
+    const uint8_t *lists = data + LISTS_HEAD;
+    const uint8_t *mask = decode_list(data + 8, lists, first, scratch, mask_size);
+    uint8_t *room = scratch + mask_size + 64;
+    const uint8_t *values = decode_list(data + 8 + ENTRY, lists + first, second, room, count);
+    if (!mask || !values || count_bits(mask, mask_size) != count || (size % 8 && mask[size / 8] >> size % 8))
+        return NULL;
+    size_t taken = 0;
+    size_t done = vector_sparse_available() ? vector_unmask(mask, values, count, to, size, &taken) : 0;
+    for (size_t i = done; i < size; i++)
+        to[i] = mask[i / 8] >> i % 8 & 1 ? values[taken++] : 0;
+    return to;
 }
 
 int planes_decode(const uint8_t *payload, size_t length, const uint8_t *base, unsigned width, uint8_t *scratch,
@@ -280,9 +348,10 @@ int planes_decode(const uint8_t *payload, size_t length, const uint8_t *base, un
         size_t stored = load32(entry + 4);
         if ((size_t)(end - from) < stored)
             return 0;
-        planes[p] = load32(entry) == MODE_SPARSE
-                        ? decode_sparse(from, stored, scratch + size, places[p], count)
-                        : decode_list(entry, from, stored, places[p], count);
+        unsigned mode = load32(entry);
+        planes[p] = mode == MODE_SPARSE   ? decode_sparse(from, stored, scratch + size, places[p], count)
+                    : mode == MODE_MASKED ? decode_masked(from, stored, scratch + size, places[p], count)
+                                          : decode_list(entry, from, stored, places[p], count);
         if (!planes[p])
             return 0;
         from += stored;

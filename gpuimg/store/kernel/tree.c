@@ -51,40 +51,22 @@ static void optimal_depths(const leaf *leaves, unsigned count, uint8_t *depths)
 }
 
 /*
- * Shortens codes to MAX_CODE_BITS and mends the Kraft sum: leaves for which it costs least are lengthened until
- * the sum fits, then the most frequent ones take what is left over.
+ * Depths of at most MAX_CODE_BITS: rare symbols count as ever less rare ones until the optimal tree is no deeper.
+ * The result is complete like any optimal tree, and rarely more than a percent worse than the best of that depth.
  */
-static void limit_depths(const leaf *leaves, uint8_t *depths, unsigned count)
+static void limited_depths(leaf *leaves, unsigned count, uint8_t *depths)
 {
-    const uint32_t whole = 1u << MAX_CODE_BITS;
-    uint32_t used = 0;
-    unsigned deeper[MAX_CODE_BITS + 1] = {0}; /* leaves of more bits: where the leaves of so many bits begin */
-    for (unsigned i = 0; i < count; i++) {
-        if (depths[i] > MAX_CODE_BITS)
-            depths[i] = MAX_CODE_BITS;
-        used += whole >> depths[i];
-        for (unsigned d = 0; d < depths[i]; d++)
-            deeper[d]++;
+    uint64_t total = 0;
+    optimal_depths(leaves, count, depths);
+    for (unsigned i = 0; i < count; i++)
+        total += leaves[i].count;
+    /* The rarest symbol has the longest code. */
+    for (uint32_t least = (uint32_t)(total >> (MAX_CODE_BITS + 2)) + 1; depths[0] > MAX_CODE_BITS;
+         least += least / 4 + 1) {
+        for (unsigned i = 0; i < count && leaves[i].count < least; i++)
+            leaves[i].count = least;
+        optimal_depths(leaves, count, depths);
     }
-    while (used > whole) {
-        uint64_t least = UINT64_MAX;
-        unsigned best = 0;
-        for (unsigned d = MAX_CODE_BITS - 1; d > 0; d--) {
-            /* One bit more for the rarest leaf of d bits, for each part of the sum that this frees. */
-            uint64_t cost = deeper[d] < deeper[d - 1] ? (uint64_t)leaves[deeper[d]].count << d : UINT64_MAX;
-            if (cost < least) {
-                least = cost;
-                best = d;
-            }
-        }
-        depths[deeper[best]++]++;
-        used -= whole >> (best + 1);
-    }
-    for (unsigned i = count; i-- > 0 && used < whole;)
-        while (depths[i] > 1 && used + (whole >> depths[i]) <= whole) {
-            used += whole >> depths[i];
-            depths[i]--;
-        }
 }
 
 void tree_build(tree *made, const uint32_t counts[256])
@@ -96,9 +78,7 @@ void tree_build(tree *made, const uint32_t counts[256])
         if (counts[symbol])
             leaves[count++] = (leaf){counts[symbol], (uint16_t)symbol};
     sort_leaves(leaves, count);
-    optimal_depths(leaves, count, depths);
-    if (depths[0] > MAX_CODE_BITS)
-        limit_depths(leaves, depths, count);
+    limited_depths(leaves, count, depths);
     made->bits = 0;
     for (unsigned i = 0; i < count; i++)
         if (depths[i] > made->bits)

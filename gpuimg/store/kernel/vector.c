@@ -5,6 +5,9 @@
 
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,bmi,bmi2")))
 
+#define AVX512_COMPRESS                                                                                      \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,bmi,bmi2,popcnt")))
+
 int vector_available(void)
 {
     static int known = -1;
@@ -172,7 +175,38 @@ void vector_encode(const code_table *codes, const uint8_t *data, partial_stream 
         encode_run(codes, data, stream, 0, 1);
 }
 
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,bmi,bmi2,popcnt")))
+AVX512_COMPRESS
+size_t vector_mask(const uint8_t *data, size_t size, uint8_t *mask, uint8_t *values, size_t *count)
+{
+    uint8_t *value = values;
+    size_t done = 0;
+    for (; size - done >= 64; done += 64) {
+        __m512i bytes = _mm512_loadu_si512(data + done);
+        __mmask64 there = _mm512_test_epi8_mask(bytes, bytes);
+        store64(mask + done / 8, there);
+        _mm512_storeu_si512(value, _mm512_maskz_compress_epi8(there, bytes));
+        value += _mm_popcnt_u64(there);
+    }
+    *count = (size_t)(value - values);
+    return done;
+}
+
+AVX512_COMPRESS
+size_t vector_unmask(const uint8_t *mask, const uint8_t *values, size_t count, uint8_t *data, size_t size,
+                     size_t *taken)
+{
+    size_t done = 0, used = 0;
+    /* Whole vectors of values are read: the last ones are left to the caller. */
+    for (; size - done >= 64 && count - used >= 64; done += 64) {
+        __mmask64 there = load64(mask + done / 8);
+        _mm512_storeu_si512(data + done, _mm512_maskz_expand_epi8(there, _mm512_loadu_si512(values + used)));
+        used += (size_t)_mm_popcnt_u64(there);
+    }
+    *taken = used;
+    return done;
+}
+
+AVX512_COMPRESS
 size_t vector_list_sparse(const uint8_t *data, size_t size, uint8_t *gaps, uint8_t *values, sparse_lists *lists)
 {
     uint8_t numbers[64];
@@ -233,6 +267,19 @@ void vector_encode(const code_table *codes, const uint8_t *data, partial_stream 
 
 int vector_sparse_available(void)
 {
+    return 0;
+}
+
+size_t vector_mask(const uint8_t *data, size_t size, uint8_t *mask, uint8_t *values, size_t *count)
+{
+    (void)data, (void)size, (void)mask, (void)values, (void)count;
+    return 0;
+}
+
+size_t vector_unmask(const uint8_t *mask, const uint8_t *values, size_t count, uint8_t *data, size_t size,
+                     size_t *taken)
+{
+    (void)mask, (void)values, (void)count, (void)data, (void)size, (void)taken;
     return 0;
 }
 

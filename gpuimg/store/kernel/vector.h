@@ -29,6 +29,16 @@ typedef struct {
 int vector_sparse_available(void);
 
 /*
+ * Makes the mask of the bytes of `data` that are not zero, and lists these bytes, in runs of 64; returns how many
+ * bytes that covers. May write up to 64 bytes behind the end of the values.
+ */
+size_t vector_mask(const uint8_t *data, size_t size, uint8_t *mask, uint8_t *values, size_t *count);
+
+/* The inverse, as far as whole runs go: the mask has as many bits set as there are values. */
+size_t vector_unmask(const uint8_t *mask, const uint8_t *values, size_t count, uint8_t *data, size_t size,
+                     size_t *taken);
+
+/*
  * Lists the bytes of `data` that are not zero and the gaps before them, in runs of 64; returns how many bytes
  * that covers. May write up to 64 bytes behind the end of either list.
  */
