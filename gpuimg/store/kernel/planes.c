@@ -78,7 +78,7 @@ static glance look(const uint8_t *data, size_t size)
     bits += (kinds - 1) / (2 * 0.6931471805599453 * (double)total);
     /* The most frequent byte takes a whole bit, however little it says. */
     double share = (double)most / (double)total;
-    if (zeros < SPARSE_ZEROS && share > 0.5 && kinds > 1)
+    if (zeros < MASKED_ZEROS && share > 0.5 && kinds > 1)
         bits += 1 + share * log2(share) + (1 - share) * log2(1 - share);
     return (glance){bits < 8 ? bits / 8 : 1, zeros};
 }

@@ -62,18 +62,36 @@ size_t stream_encode(const code_table *codes, const uint8_t *data, size_t size, 
            encode_scalar(codes, data, (size_t)(begun.end - data), begun.to, begun.bits, begun.count);
 }
 
+/* From this length on several bytes a look-up repay the making of their table. */
+enum { LONG = 8 * 1024, LONG_WITH_ONE_BIT = 64 * 1024 };
+
 static void fill_single(decode_table *table, const tree *from)
 {
-    unsigned position = 0;
-    for (unsigned weight = 1; weight <= from->bits; weight++) {
+    /* The bytes by weight, and by value where weights are equal: the order of their codes. */
+    unsigned starts[MAX_CODE_BITS + 2] = {0}, position = 0;
+    uint8_t order[256];
+    for (unsigned v = 0; v < from->symbols; v++)
+        starts[from->weights[v] + 1]++;
+    for (unsigned weight = 1; weight <= MAX_CODE_BITS + 1; weight++)
+        starts[weight] += starts[weight - 1];
+    unsigned first = starts[1], next[MAX_CODE_BITS + 2];
+    memcpy(next, starts, sizeof next);
+    for (unsigned v = 0; v < from->symbols; v++)
+        order[next[from->weights[v]]++] = (uint8_t)v;
+    for (unsigned i = first; i < from->symbols; i++) {
+        unsigned v = order[i], weight = from->weights[v];
         /* A tree of fewer bits is spread over the whole table. */
         unsigned span = 1u << (weight - 1 + MAX_CODE_BITS - from->bits);
-        for (unsigned v = 0; v < from->symbols; v++)
-            if (from->weights[v] == weight) {
-                uint16_t entry = (uint16_t)(v | (from->bits + 1 - weight) << 8);
-                for (unsigned i = 0; i < span; i++)
-                    table->single[position++] = entry;
-            }
+        uint64_t entry = v | (from->bits + 1 - weight) << 8;
+        uint16_t *to = table->single + position;
+        position += span;
+        if (span < 4) {
+            for (unsigned copy = 0; copy < span; copy++)
+                to[copy] = (uint16_t)entry;
+            continue;
+        }
+        for (unsigned copy = 0; copy < span; copy += 4)
+            store64((uint8_t *)(to + copy), entry * 0x0001000100010001ull);
     }
 }
 
@@ -125,15 +143,16 @@ static void fill_by_tables(decode_table *table)
     }
 }
 
-void decode_build(decode_table *table, const tree *from)
+void decode_build(decode_table *table, const tree *from, size_t size)
 {
     int one_bit = 0;
     fill_single(table, from);
     for (unsigned v = 0; v < from->symbols; v++)
         one_bit |= from->weights[v] == from->bits;
-    if (one_bit)
+    table->has_entries = size >= (one_bit ? LONG_WITH_ONE_BIT : LONG);
+    if (table->has_entries && one_bit)
         fill_stepwise(table);
-    else
+    else if (table->has_entries)
         fill_by_tables(table);
 }
 
@@ -171,14 +190,17 @@ static int finish(const decode_table *table, reader *from)
     return left == 0;
 }
 
+/* Look-ups between two refills, each of at most MAX_CODE_BITS; what they and the last store may write. */
 enum { TURNS = 5, MARGIN = TURNS * 6 + 8 };
 
-BIT_TRICKS
-static void decode_fast(const decode_table *table, reader streams[4])
-{
-    reader a = streams[0], b = streams[1], c = streams[2], d = streams[3];
-    const uint64_t *entries = table->entries;
 #define ROOM(s) ((s).end - (s).to >= MARGIN && (s).at - (s).start >= 8)
+#define REFILL(s)                                                                                            \
+    do {                                                                                                     \
+        unsigned used_ = (unsigned)__builtin_ctzll((s).bits);                                                \
+        (s).at -= used_ >> 3;                                                                                \
+        (s).bits = (load64((s).at) | 1) << (used_ & 7);                                                      \
+    } while (0)
+/* Several bytes at a time. */
 #define STEP(s)                                                                                              \
     do {                                                                                                     \
         uint64_t entry_ = entries[(s).bits >> (64 - MAX_CODE_BITS)];                                         \
@@ -186,34 +208,96 @@ static void decode_fast(const decode_table *table, reader streams[4])
         store64((s).to, entry_ >> 8);                                                                        \
         (s).to += entry_ >> 56;                                                                              \
     } while (0)
-#define REFILL(s)                                                                                            \
+/* One byte. */
+#define SMALL_STEP(s)                                                                                        \
     do {                                                                                                     \
-        unsigned used_ = (unsigned)__builtin_ctzll((s).bits);                                                \
-        (s).at -= used_ >> 3;                                                                                \
-        (s).bits = (load64((s).at) | 1) << (used_ & 7);                                                      \
+        unsigned entry_ = single[(s).bits >> (64 - MAX_CODE_BITS)];                                          \
+        (s).bits <<= entry_ >> 8;                                                                            \
+        *(s).to++ = (uint8_t)entry_;                                                                         \
     } while (0)
-    while (ROOM(a) && ROOM(b) && ROOM(c) && ROOM(d)) {
-        for (int turn = 0; turn < TURNS; turn++) {
-            STEP(a);
-            STEP(b);
-            STEP(c);
-            STEP(d);
-        }
-        REFILL(a);
-        REFILL(b);
-        REFILL(c);
-        REFILL(d);
+/* Streams side by side keep the processor busy; then each alone, since they do not end together. */
+#define RUN_FOUR(STEP, first)                                                                                \
+    do {                                                                                                     \
+        reader a = (first)[0], b = (first)[1], c = (first)[2], d = (first)[3];                               \
+        while (ROOM(a) && ROOM(b) && ROOM(c) && ROOM(d)) {                                                   \
+            for (int turn = 0; turn < TURNS; turn++) {                                                       \
+                STEP(a);                                                                                     \
+                STEP(b);                                                                                     \
+                STEP(c);                                                                                     \
+                STEP(d);                                                                                     \
+            }                                                                                                \
+            REFILL(a);                                                                                       \
+            REFILL(b);                                                                                       \
+            REFILL(c);                                                                                       \
+            REFILL(d);                                                                                       \
+        }                                                                                                    \
+        (first)[0] = a;                                                                                      \
+        (first)[1] = b;                                                                                      \
+        (first)[2] = c;                                                                                      \
+        (first)[3] = d;                                                                                      \
+    } while (0)
+#define RUN_EIGHT(STEP, first)                                                                               \
+    do {                                                                                                     \
+        reader a = (first)[0], b = (first)[1], c = (first)[2], d = (first)[3];                               \
+        reader e = (first)[4], f = (first)[5], g = (first)[6], h = (first)[7];                               \
+        while (ROOM(a) && ROOM(b) && ROOM(c) && ROOM(d) && ROOM(e) && ROOM(f) && ROOM(g) && ROOM(h)) {       \
+            for (int turn = 0; turn < TURNS; turn++) {                                                       \
+                STEP(a);                                                                                     \
+                STEP(b);                                                                                     \
+                STEP(c);                                                                                     \
+                STEP(d);                                                                                     \
+                STEP(e);                                                                                     \
+                STEP(f);                                                                                     \
+                STEP(g);                                                                                     \
+                STEP(h);                                                                                     \
+            }                                                                                                \
+            REFILL(a);                                                                                       \
+            REFILL(b);                                                                                       \
+            REFILL(c);                                                                                       \
+            REFILL(d);                                                                                       \
+            REFILL(e);                                                                                       \
+            REFILL(f);                                                                                       \
+            REFILL(g);                                                                                       \
+            REFILL(h);                                                                                       \
+        }                                                                                                    \
+        (first)[0] = a;                                                                                      \
+        (first)[1] = b;                                                                                      \
+        (first)[2] = c;                                                                                      \
+        (first)[3] = d;                                                                                      \
+        (first)[4] = e;                                                                                      \
+        (first)[5] = f;                                                                                      \
+        (first)[6] = g;                                                                                      \
+        (first)[7] = h;                                                                                      \
+    } while (0)
+#define RUN_ALL(STEP)                                                                                        \
+    if (count == 8)                                                                                          \
+        RUN_EIGHT(STEP, streams);                                                                            \
+    for (unsigned s = 0; s < count; s += 4)                                                                  \
+        RUN_FOUR(STEP, streams + s);                                                                         \
+    for (unsigned s = 0; s < count; s++) {                                                                   \
+        reader last = streams[s];                                                                            \
+        while (ROOM(last)) {                                                                                 \
+            for (int turn = 0; turn < TURNS; turn++)                                                         \
+                STEP(last);                                                                                  \
+            REFILL(last);                                                                                    \
+        }                                                                                                    \
+        streams[s] = last;                                                                                   \
     }
-    streams[0] = a;
-    streams[1] = b;
-    streams[2] = c;
-    streams[3] = d;
+
+BIT_TRICKS
+static void decode_several(const uint64_t *entries, reader *streams, unsigned count)
+{
+    RUN_ALL(STEP)
 }
 
-int streams_decode(const decode_table *table, const uint8_t *data, const size_t lengths[4], uint8_t *out,
-                   size_t size)
+BIT_TRICKS
+static void decode_singly(const uint16_t *single, reader *streams, unsigned count)
 {
-    reader streams[4];
+    RUN_ALL(SMALL_STEP)
+}
+
+static int open_four(reader streams[4], const uint8_t *data, const size_t lengths[4], uint8_t *out, size_t size)
+{
     size_t part = (size + 3) / 4;
     for (unsigned s = 0; s < 4; s++) {
         uint8_t *to = out + s * part, *end = s < 3 ? to + part : out + size;
@@ -221,8 +305,22 @@ int streams_decode(const decode_table *table, const uint8_t *data, const size_t 
             return 0;
         data += lengths[s];
     }
-    decode_fast(table, streams);
-    for (unsigned s = 0; s < 4; s++)
+    return 1;
+}
+
+int streams_decode(const decode_table *table, const uint8_t *data, const size_t lengths[4], uint8_t *out,
+                   size_t size, const uint8_t *other, const size_t other_lengths[4], size_t other_size)
+{
+    reader streams[8];
+    unsigned count = other ? 8 : 4;
+    if (!open_four(streams, data, lengths, out, size) ||
+        (other && !open_four(streams + 4, other, other_lengths, out + size, other_size)))
+        return 0;
+    if (table->has_entries)
+        decode_several(table->entries, streams, count);
+    else
+        decode_singly(table->single, streams, count);
+    for (unsigned s = 0; s < count; s++)
         if (!finish(table, &streams[s]))
             return 0;
     return 1;

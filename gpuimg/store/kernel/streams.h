@@ -25,15 +25,18 @@ size_t stream_encode(const code_table *codes, const uint8_t *data, size_t size, 
 typedef struct {
     uint64_t entries[1 << MAX_CODE_BITS];
     uint16_t single[1 << MAX_CODE_BITS]; /* the first byte alone, and from bit 8 on its code's bits */
+    int has_entries;                     /* whether `entries` were made */
 } decode_table;
 
-void decode_build(decode_table *table, const tree *from);
+/* Makes the table for streams that decode to `size` bytes. */
+void decode_build(decode_table *table, const tree *from, size_t size);
 
 /*
- * Decodes four streams of `lengths` bytes, one behind the other, into exactly `size` bytes.
+ * Decodes four streams of `lengths` bytes, one behind the other, into exactly `size` bytes, and four more (`other`,
+ * or NULL) into the `other_size` bytes behind them: eight streams at once keep the processor busier than four.
  * Returns 0 if they are not exactly that.
  */
 int streams_decode(const decode_table *table, const uint8_t *data, const size_t lengths[4], uint8_t *out,
-                   size_t size);
+                   size_t size, const uint8_t *other, const size_t other_lengths[4], size_t other_size);
 
 #endif

@@ -229,6 +229,15 @@ static void build_decoding(decoding_entry table[1 << MAX_LOG], const unsigned sh
     }
 }
 
+/* Sixteen bits of a stream from a position on; those before its beginning are zero, none lie behind its end. */
+static unsigned window_at(const uint8_t *stream, size_t size, int64_t position)
+{
+    if (position < 0)
+        return position > -8 ? (unsigned)stream[0] << -position : 0;
+    size_t byte = (size_t)position / 8;
+    return (stream[byte] | (byte + 1 < size ? (unsigned)stream[byte + 1] << 8 : 0)) >> position % 8;
+}
+
 unsigned weights_decode(const uint8_t *data, size_t size, uint8_t weights[256])
 {
     unsigned shares[WEIGHTS], log;
@@ -243,11 +252,9 @@ unsigned weights_decode(const uint8_t *data, size_t size, uint8_t weights[256])
     unsigned states[2], count = 0;
 #define TAKE(n)                                                                                              \
     ({                                                                                                       \
-        unsigned value_ = 0;                                                                                 \
-        for (unsigned bit_ = 0; bit_ < (n); bit_++) {                                                        \
-            left--;                                                                                          \
-            value_ = value_ << 1 | (left >= 0 ? stream[left / 8] >> (left % 8) & 1u : 0u);                   \
-        }                                                                                                    \
+        unsigned bits_ = (n);                                                                                \
+        unsigned value_ = bits_ ? window_at(stream, size - head, left - bits_) & ((1u << bits_) - 1) : 0;    \
+        left -= bits_;                                                                                       \
         value_;                                                                                              \
     })
     if (left < 2 * (int64_t)log)
