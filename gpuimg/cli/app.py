@@ -24,7 +24,7 @@ OUTPUT_CLOSED = 141
 COMMANDS: dict[str, str] = {
     "init": "store",
     "ls": "store",
-    "show": "store",
+    "show": "show",
     "diff": "store",
     "stats": "store",
     "tag": "tags",

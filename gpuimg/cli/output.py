@@ -19,7 +19,7 @@ from gpuimg.errors import InputOutputError
 if TYPE_CHECKING:
     from gpuimg.cli.incremental import Against
     from gpuimg.store.checkpoint import Checkpoint
-    from gpuimg.store.model import Statistics
+    from gpuimg.store.model import BufferObject, Statistics
 
 
 class OutputClosedError(Exception):
@@ -91,6 +91,16 @@ def size(number: int) -> str:
     return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def amount(number: int) -> str:
+    """A size, or nothing for nothing."""
+    return size(number) if number else ""
+
+
+def bo_title(bo: BufferObject | None) -> str:
+    """What people know a buffer object by: GPU, handle, address."""
+    return f"gpu {bo.gpu_id:#x} #{bo.handle} at {bo.address:#x}" if bo is not None else ""
+
+
 def moment(seconds: float, *, iso: bool = False) -> str:
     """A time for people (local) or, with `iso`, for programs (UTC, ISO 8601)."""
     if iso:
@@ -98,17 +108,24 @@ def moment(seconds: float, *, iso: bool = False) -> str:
     return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table. A column whose name starts with ">" is aligned right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, drop_empty: bool = False) -> None:
+    """Print a table. A column whose name starts with ">" is aligned right.
+
+    With `drop_empty`, columns in which no row has anything are left out.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    if drop_empty:
+        rows = list(rows)
+        kept = [number for number in range(len(columns)) if any(row[number] for row in rows)]
+        columns = [columns[number] for number in kept]
+        rows = [[row[number] for number in kept] for row in rows]
     terminal = sys.stdout.isatty()
     text = io.StringIO()
-    console = Console(
-        file=text, highlight=False, force_terminal=terminal, width=None if terminal else 1 << 14
-    )
+    # A terminal wraps what is too long for it; figures that are cut off would be worth nothing.
+    console = Console(file=text, highlight=False, force_terminal=terminal, width=1 << 14)
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(
@@ -130,6 +147,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "created_unix": checkpoint.created,
         "kind": plain(source.kind),
         "hostname": source.hostname,
+        "parent": checkpoint.parent or None,
         "files": len(checkpoint.files),
         **plain(checkpoint.statistics),
     }
@@ -146,7 +164,7 @@ def taken(stats: Statistics) -> str:
         "zero": stats.zero_bytes,
         "inline": stats.inline_bytes,
     }
-    return ", ".join(f"{name} {size(number)}" for name, number in parts.items() if number)
+    return ", ".join(f"{name} {size(number)}" for name, number in parts.items() if number) or "nothing"
 
 
 def write_made(checkpoint: Checkpoint, tag: str | None, against: Against, *, as_json: bool) -> None:

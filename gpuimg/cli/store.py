@@ -1,8 +1,9 @@
-"""`init`, `ls`, `show`, `diff`, `stats`: make a store and look into it."""
+"""`init`, `ls`, `diff`, `stats`: make a store and look into it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,7 +20,7 @@ from gpuimg.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpuimg.store.model import FileEntry, Process
+    from gpuimg.store.model import CheckpointStats, StoreStats
 
 REFERENCE_ERRORS = (*STORE_ERRORS, UnknownReferenceError, AmbiguousReferenceError, DamagedError)
 
@@ -74,97 +75,17 @@ def ls_command(state: State) -> None:
     )
 
 
-@command("show", example="gpuimg show before-update\ngpuimg show 3fa9 --files", errors=REFERENCE_ERRORS)
-@click.argument("ref")
-@click.option(
-    "--files", "list_files", is_flag=True, help="List every file with its size and how it is stored."
-)
-def show_command(state: State, ref: str, list_files: bool) -> None:
-    """Show where a checkpoint came from and what it holds.
-
-    REF is a tag, an id, or the start of an id.
-    """
-    from gpuimg.criu.tree import tree_of_checkpoint
-
-    with state.open_store() as store:
-        checkpoint = store.checkpoint(ref)
-        source = checkpoint.source
-        processes = tree_of_checkpoint(checkpoint)
-        report = output.summary(checkpoint)
-        report |= {"kernel": source.kernel, "criu_version": source.criu_version}
-        report["processes"] = output.plain(processes)
-        files = list(checkpoint.files.values())
-    if state.as_json:
-        if list_files:
-            report["entries"] = [_file_json(entry) for entry in files]
-        output.write_json(report)
-        return
-    output.write(f"checkpoint  {report['id']}")
-    facts = {
-        "tags": ", ".join(report["tags"]) or "none",
-        "created": output.moment(report["created_unix"]),
-        "made by": report["kind"],
-        "host": " ".join(part for part in (source.hostname, source.kernel) if part),
-        "criu": source.criu_version,
-        "files": f"{report['files']}, {output.size(report['raw_bytes'])}",
-        "added": f"{output.size(report['new_bytes'])} in {report['new_chunks']} chunks, "
-        f"{report['seconds']:.2f} s",
-        "saved": f"{output.size(report['deduplicated_bytes'])} known already, "
-        f"{output.size(report['zero_bytes'])} zero, {output.size(report['inline_bytes'])} inline",
-    }
-    for name, text in facts.items():
-        if text:
-            output.write(f"{name:<11} {output.printable(text)}")
-    for line in _process_tree(processes):
-        output.write(line)
-    if list_files:
-        output.write("")
-        output.table(
-            ("file", ">size", "stored", ">segments"),
-            ((e.name, output.size(e.size), _how_stored(e), str(len(e.segments) or "")) for e in files),
-        )
-
-
-def _how_stored(entry: FileEntry) -> str:
-    return f"{entry.layout.name.lower()} chunks" if entry.segments else "inline"
-
-
-def _file_json(entry: FileEntry) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "size": entry.size,
-        "layout": output.plain(entry.layout),
-        "inline": not entry.segments,
-        "segments": len(entry.segments),
-    }
-
-
-def _process_tree(processes: tuple[Process, ...]) -> list[str]:
-    """The processes, each below its parent."""
-    known = {process.pid for process in processes}
-    lines: list[str] = []
-
-    def add(process: Process, depth: int) -> None:
-        threads = f", {process.threads} threads" if process.threads > 1 else ""
-        title = "processes" if not lines else ""
-        lines.append(f"{title:<11} {'  ' * depth}{process.pid} {output.printable(process.comm)}{threads}")
-        for child in processes:
-            if child.ppid == process.pid and child.pid != process.pid:
-                add(child, depth + 1)
-
-    for process in processes:
-        if process.ppid not in known or process.ppid == process.pid:
-            add(process, 0)
-    return lines
-
-
 @command(
     "diff", example="gpuimg diff before-update after-update", errors=(*REFERENCE_ERRORS, MissingObjectError)
 )
 @click.argument("a")
 @click.argument("b")
 def diff_command(state: State, a: str, b: str) -> None:
-    """Say which files of two checkpoints differ, and by how much."""
+    """Say which files of two checkpoints differ, by how much, and how the difference is stored.
+
+    Of the bytes of B that are not at the same place in A: how many are in chunks that A's file lacks, how
+    many of these are stored as differences to other chunks and how many alone, and what they take.
+    """
     with state.open_store() as store:
         files = list(store.diff(a, b))
     if state.as_json:
@@ -173,18 +94,34 @@ def diff_command(state: State, a: str, b: str) -> None:
     differing = [item for item in files if item.change.value != "equal"]
     if differing:
         output.table(
-            ("file", "change", ">size in A", ">size in B", ">changed", ">new"),
+            (
+                "file",
+                "buffer object",
+                "change",
+                ">size in A",
+                ">size in B",
+                ">changed",
+                ">new",
+                ">differences",
+                ">alone",
+                ">stored",
+            ),
             (
                 (
-                    item.name,
+                    f"{item.name} (in A {item.name_a})" if item.name_a else item.name,
+                    output.bo_title(item.bo),
                     item.change.value,
                     output.size(item.size_a),
                     output.size(item.size_b),
                     output.size(item.changed_bytes),
                     output.size(item.new_bytes),
+                    output.amount(item.delta_bytes + item.other_delta_bytes),
+                    output.amount(item.alone_bytes),
+                    output.amount(item.stored_bytes),
                 )
                 for item in differing
             ),
+            drop_empty=True,
         )
     output.write(f"{len(differing)} of {len(files)} files differ")
 
@@ -198,6 +135,8 @@ def stats_command(state: State) -> None:
         report = output.plain(stats)
         for item in report["checkpoints"]:
             item["created"] = output.moment(item["created"], iso=True)
+            item["parent"] = item["parent"] or None
+            item.update(item.pop("statistics"))
         output.write_json(report)
         return
     ratio = f", {stats.raw_bytes / stats.stored_bytes:.2f} to 1" if stats.stored_bytes else ""
@@ -208,32 +147,76 @@ def stats_command(state: State) -> None:
     output.write(f"index        {output.size(stats.index_bytes)}")
     if stats.codecs:
         output.write("")
+        output.table(("codec", ">chunks", ">raw", ">stored", ">ratio"), _codec_rows(stats))
+    if stats.depths and stats.depths[-1].depth:
+        output.write("")
         output.table(
-            ("codec", ">chunks", ">raw", ">stored", ">ratio"),
+            ("depth", ">chunks", ">raw", ">stored"),
             (
                 (
-                    name,
-                    str(codec.chunks),
-                    output.size(codec.raw_bytes),
-                    output.size(codec.stored_bytes),
-                    f"{codec.raw_bytes / codec.stored_bytes:.2f}" if codec.stored_bytes else "",
+                    str(item.depth) if item.depth else "0 (stands alone)",
+                    str(item.chunks),
+                    output.size(item.raw_bytes),
+                    output.size(item.stored_bytes),
                 )
-                for name, codec in stats.codecs.items()
+                for item in stats.depths
             ),
         )
     if stats.checkpoints:
         output.write("")
         output.table(
-            ("checkpoint", "tags", "created", ">files", ">raw", ">new"),
             (
-                (
-                    item.id[:12],
-                    ", ".join(item.tags),
-                    output.moment(item.created),
-                    str(item.files),
-                    output.size(item.raw_bytes),
-                    output.size(item.new_bytes),
-                )
-                for item in stats.checkpoints
+                "checkpoint",
+                "tags",
+                "created",
+                ">files",
+                ">raw",
+                ">new",
+                ">unchanged",
+                ">known",
+                ">differences",
+                ">coded",
+                ">raw-stored",
+                ">zero",
+                ">inline",
             ),
+            (_checkpoint_row(item) for item in stats.checkpoints),
+            drop_empty=True,
         )
+
+
+def _codec_rows(stats: StoreStats) -> Iterator[tuple[str, ...]]:
+    found = {**stats.codecs, "recipes": stats.recipes}
+    for name, codec in found.items():
+        if codec.chunks:
+            yield (
+                name,
+                str(codec.chunks),
+                output.size(codec.raw_bytes),
+                output.size(codec.stored_bytes),
+                f"{codec.raw_bytes / codec.stored_bytes:.2f}",
+            )
+
+
+def _checkpoint_row(item: CheckpointStats) -> tuple[str, ...]:
+    taken = item.statistics
+    return (
+        item.id[:12],
+        ", ".join(item.tags),
+        output.moment(item.created),
+        str(item.files),
+        output.size(taken.raw_bytes),
+        output.size(taken.new_bytes),
+        *map(
+            output.amount,
+            (
+                taken.unchanged_bytes,
+                taken.deduplicated_bytes,
+                taken.delta_bytes,
+                taken.coded_bytes,
+                taken.raw_stored_bytes,
+                taken.zero_bytes,
+                taken.inline_bytes,
+            ),
+        ),
+    )
