@@ -7,8 +7,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -21,6 +19,8 @@ from gpuimg.store.reader import ChunkReader, file_runs
 from gpuimg.store.workers import cores, run_on_all_cores
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
     from _typeshed import WriteableBuffer
 
 _READ_AHEAD = 3
@@ -31,13 +31,29 @@ def _refuse_negative(*numbers: int) -> None:
         raise UsageError(f"an offset or length of {min(numbers)} is not possible", remedy="count from zero")
 
 
-@dataclass(frozen=True, slots=True)
 class ReadResources:
     """What the checkpoints of one open store share: chunk reader, slabs and decoding threads."""
 
-    reader: ChunkReader
-    pool: Pool
-    executor: Executor
+    def __init__(self, reader: ChunkReader) -> None:
+        self.reader = reader
+        self.pool = Pool()
+        self._executor: Executor | None = None
+        self._lock = threading.Lock()
+
+    def executor(self) -> Executor:
+        """The decoding threads, begun with the first use."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(cores(), thread_name_prefix="gpuimg-read")
+            return self._executor
+
+    def close(self) -> None:
+        """End the threads."""
+        with self._lock:
+            if self._executor is not None:
+                self._executor.shutdown(wait=True)
 
 
 class Checkpoint:
@@ -178,7 +194,7 @@ class Checkpoint:
             if run is None:
                 return
             ahead.append(
-                (run, slab, self._executor.submit(self._reader.read_run, run, slab.view[: run.length]))
+                (run, slab, self._executor().submit(self._reader.read_run, run, slab.view[: run.length]))
             )
 
     @contextlib.contextmanager

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gpuimg.store import files, pack
@@ -18,6 +18,7 @@ from gpuimg.store.codec import Coding
 from gpuimg.store.hashing import NO_ID, checksum
 from gpuimg.store.index import Index
 from gpuimg.store.layout import StoreFolder
+from gpuimg.store.workers import STALL_SECONDS, Job, Workers, stalled
 
 _FLUSH_BYTES = 2 * 1024 * 1024
 _FLUSH_PARTS = 512
@@ -137,15 +138,16 @@ class Sealer:
         self._index = index
         self._sealed = sealed
         self._worked = worked
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="gpuimg-seal")
-        self._waiting: list[Future[None]] = []
+        self._workers = Workers(1, name="gpuimg-seal")
+        self._room = threading.Semaphore(self._BACKLOG)
         self.totals = PackTotals()
 
     def submit(self, writer: PackWriter) -> None:
         """Take over a writer. Raises what an earlier seal raised."""
-        self._waiting.append(self._executor.submit(self._seal, writer))
-        while len(self._waiting) > self._BACKLOG:
-            self._waiting.pop(0).result()
+        if not self._room.acquire(timeout=STALL_SECONDS):
+            raise stalled()
+        self._workers.submit(_SealJob(writer, self._seal, self._room))
+        self._workers.check()
 
     def _seal(self, writer: PackWriter) -> None:
         begun = time.monotonic()
@@ -162,7 +164,27 @@ class Sealer:
     def finish(self) -> None:
         """Wait until all is durable; raises what a seal raised."""
         try:
-            while self._waiting:
-                self._waiting.pop(0).result()
+            self._workers.drain()
         finally:
-            self._executor.shutdown(wait=True)
+            self._workers.close()
+
+
+class _SealJob(Job):
+    """Seals one pack, and lets the next come."""
+
+    def __init__(
+        self, writer: PackWriter, seal: Callable[[PackWriter], None], room: threading.Semaphore
+    ) -> None:
+        self._writer = writer
+        self._seal = seal
+        self._room = room
+
+    def run(self, worker: int) -> None:  # noqa: ARG002
+        try:
+            self._seal(self._writer)
+        finally:
+            self._room.release()
+
+    def cancel(self) -> None:
+        self._writer.abandon()
+        self._room.release()

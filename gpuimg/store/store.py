@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +24,7 @@ from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import exclusive_lock, shared_lock
 from gpuimg.store.model import FileDiff, FileEntry, GcReport, Progress, RepairReport, StoreStats, VerifyReport
 from gpuimg.store.packfiles import PackFiles
-from gpuimg.store.pool import Pool
 from gpuimg.store.reader import ChunkReader
-from gpuimg.store.workers import cores
 
 
 @dataclass(slots=True)
@@ -106,15 +103,14 @@ class Store:
             ChunkReader(index, packs),
             Catalogue(self._folder, self.config),
         )
-        self._executor = ThreadPoolExecutor(cores(), thread_name_prefix="gpuimg-read")
-        self._resources = ReadResources(self._context.reader, Pool(), self._executor)
+        self._resources = ReadResources(self._context.reader)
 
     def close(self) -> None:
         """Let go of the store; its checkpoints cannot be read any more. May be called again."""
         if self._closed:
             return
         self._closed = True
-        self._executor.shutdown(wait=True)
+        self._resources.close()
         self._context.packs.close()
         _indexes.release(self._context.index)
 

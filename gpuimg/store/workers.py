@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 
 from gpuimg.errors import StalledError
 
-_STALL_SECONDS = 600.0
+STALL_SECONDS = 600.0
 
 
 def cores() -> int:
@@ -55,6 +55,14 @@ class StageTimes:
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
 
+def stalled() -> StalledError:
+    """What to raise when nothing has moved for STALL_SECONDS."""
+    return StalledError(
+        f"the store made no progress for {STALL_SECONDS:.0f} seconds",
+        remedy="check the disk and the kernel log",
+    )
+
+
 class Job(ABC):
     """Something a worker does."""
 
@@ -70,7 +78,7 @@ class Job(ABC):
 class Workers:
     """A fixed set of threads with one queue. The first exception stops everything and is kept."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, name: str = "gpuimg-work") -> None:
         self.count = count
         self.failure: BaseException | None = None
         self.finished_jobs = 0
@@ -79,7 +87,7 @@ class Workers:
         self._unfinished = 0
         self._closing = False
         self._threads = [
-            threading.Thread(target=self._loop, args=(number,), name=f"gpuimg-work-{number}", daemon=True)
+            threading.Thread(target=self._loop, args=(number,), name=f"{name}-{number}", daemon=True)
             for number in range(count)
         ]
         for thread in self._threads:
@@ -111,12 +119,9 @@ class Workers:
         with self._condition:
             done = self.finished_jobs
             while self._unfinished:
-                if not self._condition.wait(_STALL_SECONDS):
+                if not self._condition.wait(STALL_SECONDS):
                     if self.finished_jobs == done:
-                        raise StalledError(
-                            f"the store made no progress for {_STALL_SECONDS:.0f} seconds",
-                            remedy="check the disk and the kernel log",
-                        )
+                        raise stalled()
                     done = self.finished_jobs
         self.check()
 

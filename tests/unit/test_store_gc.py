@@ -162,7 +162,7 @@ def test_packs_of_a_live_writer_are_left_alone_and_those_of_a_dead_one_go(store)
         session = mine.ingest()
         write(session, {f"f{number}": noise(40 * MIB, number) for number in range(4)})
         wait_for_workers(session)
-        session._sealer._executor.submit(lambda: None).result()
+        session._sealer._workers.drain()
         return session
 
     with other_process(store, unfinished) as child:
