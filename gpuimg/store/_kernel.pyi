@@ -24,3 +24,9 @@ def cut_pages(
     data: ReadableBuffer, last: bool, inside_zero_run: bool, /
 ) -> tuple[list[tuple[int, int, bool]], int, bool]:
     """Cuts (offset, length, zeros), the bytes covered, and whether a run of zeros goes on behind them."""
+
+def repeats(data: ReadableBuffer, /) -> float:
+    """The share of positions, 0 to 1, whose next six bytes stood in the data before."""
+
+def looks_random(data: ReadableBuffer, /) -> bool:
+    """Whether bytes are as evenly spread as random ones."""

@@ -13,7 +13,7 @@ static const double WORTHWHILE = 0.95;
 /* From this share of zeros on, a mask of them beats a code for each, and is quicker to read. */
 static const double MASKED_ZEROS = 0.5;
 /* From this share on, listing the gaps between what is not zero beats the mask. */
-static const double SPARSE_ZEROS = 0.97;
+static const double SPARSE_ZEROS = 0.9;
 
 size_t planes_scratch(size_t size)
 {
