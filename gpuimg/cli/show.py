@@ -49,11 +49,11 @@ def _map_path(ctx: click.Context, param: click.Parameter, value: Path | None) ->
     help="Draw how the checkpoint's memory is stored, one cell a chunk; FILE ends with .html or .png.",
 )
 def show_command(state: State, ref: str, *, list_files: bool, map_path: Path | None) -> None:
-    """Show where a checkpoint came from, what it holds, and how that is stored.
+    """Show what a checkpoint holds and how it is stored.
 
-    REF is a tag, an id, or the start of an id. Of files and buffer objects: what of them was unchanged, known
-    already, stored as differences, coded or raw when the checkpoint was taken, and what they take now, with
-    the depth of the chains of differences (0: every chunk stands alone).
+    Where it came from, its processes, and of its files and buffer objects: what was unchanged, known already,
+    stored as differences, coded or raw when the checkpoint was taken, what that takes now, and how deep the
+    chains of differences are (0: every chunk stands alone). REF is a tag, an id, or the start of an id.
     """
     from gpuimg.criu.tree import tree_of_checkpoint
     from gpuimg.store.explain import explain
