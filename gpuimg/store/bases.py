@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from gpuimg.errors import GpuimgError
 from gpuimg.store.index import Index, Place
+from gpuimg.store.pack import MAX_CHAIN
 from gpuimg.store.pool import SLAB_SIZE, Pool
-from gpuimg.store.reader import MAX_CHAIN, ChunkReader
+from gpuimg.store.reader import ChunkReader
 
 DEPTH_LIMIT = 4
 """How many differences away from a chunk that stands alone another may be (docs/architecture.md says why)."""

@@ -21,7 +21,7 @@ import lmdb
 from gpuimg.errors import GpuimgError, IndexBrokenError, NoSpaceError, UsageError
 from gpuimg.store.files import describe_os_error, make_folder, os_errors
 from gpuimg.store.hashing import ID_SIZE
-from gpuimg.store.pack import HAS_BASE, MAX_RAW, OBJECT_HEADER_SIZE, PackInfo
+from gpuimg.store.pack import HAS_BASE, MAX_CHAIN, MAX_RAW, OBJECT_HEADER_SIZE, PackInfo
 
 FORMAT = b"2"
 _INITIAL_MAP = 1 << 30
@@ -282,6 +282,20 @@ class Index:
 
         return self._read(action)
 
+    def contains_whole(self, chunk_ids: Iterable[bytes]) -> list[bool]:
+        """Whether each chunk is known and all that it is coded against."""
+        return self._read(lambda txn: [self._is_whole(txn, chunk_id) for chunk_id in chunk_ids])
+
+    def _is_whole(self, txn: Any, chunk_id: bytes) -> bool:
+        for _ in range(MAX_CHAIN + 1):
+            value = txn.get(chunk_id, db=self._chunks)
+            if value is None:
+                return False
+            if len(value) <= _PLACE.size:
+                return True
+            chunk_id = value[_PLACE.size :]
+        return False
+
     def lookup(self, chunk_ids: Iterable[bytes]) -> list[Place | None]:
         """The place of each chunk, None where it is unknown."""
 
@@ -347,7 +361,7 @@ class Index:
         """Add a pack and its chunks; nothing happens if it is known.
 
         A chunk that is known elsewhere keeps its place, which marks of a collector may rest on, unless
-        the pack `moves` its chunks.
+        the pack `moves` its chunks or what the chunk is coded against there is lost.
         """
         self._write(lambda txn: self._put_pack(txn, info, moves=moves))
 
@@ -372,7 +386,11 @@ class Index:
             items.append((chunk_id, place + base if flags & HAS_BASE else place))
         items.sort()
         with txn.cursor(db=self._chunks) as cursor:
-            cursor.putmulti(items, overwrite=moves)
+            _, added = cursor.putmulti(items, overwrite=moves)
+        if added < len(items) and not moves:
+            for chunk_id, value in items:
+                if not self._is_whole(txn, chunk_id):
+                    txn.put(chunk_id, value, db=self._chunks)
 
     def remove_packs(self, packs: dict[int, PackEntry], toc_ids: dict[int, list[bytes]]) -> None:
         """Forget packs and those chunks that lie in them (not elsewhere), and renew the epoch."""
@@ -421,6 +439,10 @@ class Index:
                 txn.drop(table, delete=False)
             for info in listed:
                 self._put_pack(txn, info)
+            # Of two copies of a chunk the one counts whose base is there, wherever that came in the list.
+            for info in listed:
+                number = _NUMBER.unpack(txn.get(info.id, db=self._numbers))[0]
+                self._put_chunks(txn, number, info, moves=False)
             txn.put(b"epoch", os.urandom(16), db=self._meta)
 
         self._write(action)

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gpuimg.errors import BadNameError, GpuimgError, IndexBrokenError, UsageError
+from gpuimg.errors import BadNameError, GpuimgError, IndexBrokenError, StoredDataError, UsageError
 from gpuimg.store import files, manifest
 from gpuimg.store.bases import Bases
 from gpuimg.store.catalogue import check_tag
-from gpuimg.store.changes import Chunk, compare, moved_contents
+from gpuimg.store.changes import Chunk, compare
 from gpuimg.store.choice import Profile
 from gpuimg.store.chunking import Cut, layout_for
 from gpuimg.store.codec import RAW, Coding
@@ -32,7 +32,7 @@ from gpuimg.store.index import Index
 from gpuimg.store.layout import Config, StoreFolder, parse_id
 from gpuimg.store.lease import Lease, shared_lock
 from gpuimg.store.memory import keep_freed_memory
-from gpuimg.store.model import BufferObject, FileEntry, FileFigures, Layout, SegmentRef, Source, Statistics
+from gpuimg.store.model import BufferObject, FileEntry, FileFigures, SegmentRef, Source, Statistics
 from gpuimg.store.names import check_name
 from gpuimg.store.packwriter import PackWriter, Sealer
 from gpuimg.store.parent import Matcher, ParentFile
@@ -123,10 +123,11 @@ class Session:
 
     def _parent_file(self, name: str, bo: BufferObject | None) -> ParentFile | None:
         entry = self._matcher.match(name, bo)
-        if entry is None or self._parent is None:
+        if entry is None or self._parent is None or entry.layout is not layout_for(name):
             return None
         figures = self._parent.figures.get(entry.name)
-        return ParentFile(self._reader, entry, figures.element_size if figures else 0)
+        element_size = figures.element_size if figures else 0
+        return ParentFile(self._reader, self._index, entry, element_size, self._config.fingerprint_seed)
 
     def add_path(self, name: str, path: Path) -> None:
         """Add a regular file; it is read while other calls go on, at the latest in commit."""
@@ -195,8 +196,6 @@ class Session:
         seed = self._config.fingerprint_seed
         with stages.measure("fingerprint"):
             chunks = compare(slab.view, cuts, file, seed)
-        if file.layout is Layout.PAGES and any(chunk.base for chunk in chunks) and file.is_probe_due():
-            chunks = moved_contents(slab.view, chunks, file, self._index)
         counts = Counts()
         unknown = [chunk for chunk in chunks if chunk.is_unknown]
         with stages.measure("hash"):
@@ -234,7 +233,9 @@ class Session:
             self._unsealed |= mine
         wanted = list(mine)
         known = [
-            chunk_id for chunk_id, found in zip(wanted, self._index.contains(wanted), strict=True) if found
+            chunk_id
+            for chunk_id, found in zip(wanted, self._index.contains_whole(wanted), strict=True)
+            if found
         ]
         if known:
             with self._lock:
@@ -289,7 +290,22 @@ class Session:
         if self._claim([chunk_id]):
             with self._writer() as writer:
                 writer.add(chunk_id, len(data), RAW, data)
+        elif self._index.contains([chunk_id])[0]:
+            self._heal(chunk_id, data)
         return SegmentRef(chunk_id, sum(entry.length for entry in entries))
+
+    def _heal(self, chunk_id: bytes, data: bytes) -> None:
+        """Store a segment anew if the store's copy cannot be read: a gigabyte of a file may hang on it."""
+        try:
+            self._reader.chunk(chunk_id)
+        except StoredDataError:
+            writer = PackWriter(self._folder, self._config.id, self._lease.id)
+            try:
+                writer.add(chunk_id, len(data), RAW, data)
+                writer.seal(self._index, moves=True)
+            except BaseException:
+                writer.abandon()
+                raise
 
     @contextlib.contextmanager
     def _writer(self) -> Iterator[PackWriter]:

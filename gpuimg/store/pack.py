@@ -28,6 +28,8 @@ TARGET_SIZE = 64 * 1024 * 1024
 MAX_RAW = 2 * 1024 * 1024
 MAX_OBJECTS = 1 << 20
 HAS_BASE = 1
+MAX_CHAIN = 8
+"""How many bases a chunk may rest on, one on the other (docs/store-format.md, "Float planes")."""
 # Where an entry of the table has the chunk's id.
 _ID_IN_ENTRY = 24
 _SCAN_WINDOW = 8 * 1024 * 1024

@@ -13,7 +13,7 @@ from gpuimg.store.context import Context
 from gpuimg.store.index import Index, PackEntry
 from gpuimg.store.layout import Config, StoreFolder, parse_id
 from gpuimg.store.model import FileEntry
-from gpuimg.store.pack import PackInfo, read_pack
+from gpuimg.store.pack import MAX_CHAIN, PackInfo, read_pack
 
 
 def load_pack(path: Path, config: Config, pack_id: bytes) -> PackInfo:
@@ -82,12 +82,12 @@ def rescue(context: Context, entries: list[FileEntry]) -> None:
 
 def _rescue_chunks(context: Context, chunk_ids: Collection[bytes]) -> None:
     """Bring back chunks, and all that they are coded against."""
-    missing = _unknown(context, chunk_ids)
-    if missing:
-        _bring_back(context, missing)
-    bases = {place.base for place in context.index.lookup(chunk_ids) if place is not None and place.base}
-    if bases:
-        _rescue_chunks(context, bases)
+    for _ in range(MAX_CHAIN + 1):
+        missing = _unknown(context, chunk_ids)
+        if missing:
+            _bring_back(context, missing)
+        places = context.index.lookup(chunk_ids)
+        chunk_ids = {place.base for place in places if place is not None and place.base}
 
 
 def _bring_back(context: Context, missing: set[bytes]) -> None:

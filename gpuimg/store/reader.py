@@ -26,8 +26,6 @@ _GAP = 16 * 1024
 _SCRATCH_SIZE = 4 * 1024 * 1024
 # Differences are tied to bases that take memory as well; few are worked on at a time.
 _GROUP_OF_DELTAS = 1024 * 1024
-MAX_CHAIN = 8
-"""How many bases a chunk may rest on, one on the other (docs/store-format.md, "Float planes")."""
 # With a gap before each, well below the number of parts that one preadv takes (IOV_MAX, 1024).
 _GROUP = 256
 # The longest run of zeros that a run of pieces holds.
@@ -187,7 +185,7 @@ class ChunkReader:
         ids = list(dict.fromkeys(item.place.base for item in group if item.place.base))
         if not ids:
             return {}
-        if depth == MAX_CHAIN:
+        if depth == pack.MAX_CHAIN:
             raise _at(self._damaged(group[0], "its chain of bases does not end"), group[0].start)
         wanted = []
         end = 0

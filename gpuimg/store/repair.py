@@ -10,20 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuimg.errors import DamagedError, GpuimgError, IndexBrokenError, NewerFormatError
-from gpuimg.store import codec, files
+from gpuimg.store import files
 from gpuimg.store.catalogue import Catalogue
 from gpuimg.store.context import Context
-from gpuimg.store.hashing import checksum, identify
 from gpuimg.store.index import Index
 from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import Lease, exclusive_lock
 from gpuimg.store.model import RepairReport
-from gpuimg.store.pack import HAS_BASE, OBJECT_HEADER_SIZE, ObjectHeader, PackInfo, scan_objects
+from gpuimg.store.pack import OBJECT_HEADER_SIZE, ObjectHeader, PackInfo, scan_objects
 from gpuimg.store.packfiles import PackFiles
 from gpuimg.store.packset import load_pack
 from gpuimg.store.packwriter import PackWriter
 from gpuimg.store.reader import ChunkReader
-from gpuimg.store.verify import check_objects, verify
+from gpuimg.store.verify import check_objects, check_payload, verify
 
 
 @dataclass(slots=True)
@@ -71,21 +70,26 @@ def repair(folder: StoreFolder, config: Config, index: Index) -> RepairReport:
 def _repair_packs(context: Context, findings: _Findings) -> list[PackInfo]:
     """Check every pack; returns the structure of all that are whole or were rebuilt."""
     folder = context.folder
+    whole: list[PackInfo] = []
+    damaged: list[Path] = []
+    for pack_id in folder.list_packs():
+        path = folder.pack(pack_id)
+        try:
+            whole.append(load_pack(path, context.config, pack_id))
+        except NewerFormatError:
+            continue
+        except DamagedError:
+            damaged.append(path)
+    # What chunks are coded against must be found, whatever state the index was in.
+    context.index.rebuild(whole)
     infos = []
     lease = Lease(folder)
     try:
-        for pack_id in folder.list_packs():
-            path = folder.pack(pack_id)
-            try:
-                info = load_pack(path, context.config, pack_id)
-            except NewerFormatError:
-                continue
-            except DamagedError:
-                infos += _rebuild(context, path, lease, findings, None)
-                continue
-            damaged = check_objects(context, info).damaged
-            if damaged:
-                infos += _rebuild(context, path, lease, findings, info)
+        for path in damaged:
+            infos += _rebuild(context, path, lease, findings, None)
+        for info in whole:
+            if check_objects(context, info).damaged:
+                infos += _rebuild(context, folder.pack(info.id), lease, findings, info)
             else:
                 infos.append(info)
     finally:
@@ -101,13 +105,13 @@ def _rebuild(
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for header, payload in _objects(fd, info):
-            if _is_good(header, payload):
+            if _is_good(context, header, payload):
                 writer.add_object(header, payload)
         saved = len(writer.chunk_ids)
         infos = []
         # Durable before the damaged one moves.
         if saved:
-            infos.append(writer.seal(context.index))
+            infos.append(writer.seal(context.index, moves=True))
         else:
             writer.abandon()
     except BaseException:
@@ -133,16 +137,12 @@ def _objects(fd: int, info: PackInfo | None) -> Iterator[tuple[ObjectHeader, byt
         yield header, files.pread_exactly(fd, header.stored, offset + OBJECT_HEADER_SIZE)
 
 
-def _is_good(header: ObjectHeader, payload: bytes) -> bool:
-    if header.flags & HAS_BASE:
-        # Its base may be in a pack that is yet to be repaired; readers look at the whole chain anyway.
-        return len(payload) == header.stored and checksum(payload) == header.checksum
-    target = memoryview(bytearray(header.raw))
+def _is_good(context: Context, header: ObjectHeader, payload: bytes) -> bool:
     try:
-        codec.decode(header.codec, memoryview(payload), target, header.element_size)
+        check_payload(context, header, payload, memoryview(bytearray(header.raw)))
     except GpuimgError:
         return False
-    return identify(target) == header.id
+    return True
 
 
 def _set_manifests_aside(folder: StoreFolder, catalogue: Catalogue, findings: _Findings) -> None:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpuimg.errors import DamagedError, GpuimgError, NewerFormatError, StoredDataError
 from gpuimg.store import codec, files
 from gpuimg.store.context import Context
-from gpuimg.store.hashing import identify
+from gpuimg.store.hashing import checksum, identify
 from gpuimg.store.index import Place
 from gpuimg.store.layout import parse_id
 from gpuimg.store.model import Fault, FaultKind, Manifest, Progress, VerifyReport
-from gpuimg.store.pack import HAS_BASE, MAX_RAW, OBJECT_HEADER_SIZE, PackInfo, TocEntry, decode_header
+from gpuimg.store.pack import (
+    HAS_BASE,
+    MAX_CHAIN,
+    MAX_RAW,
+    OBJECT_HEADER_SIZE,
+    ObjectHeader,
+    PackInfo,
+    TocEntry,
+    decode_header,
+)
 from gpuimg.store.packset import load_pack
-from gpuimg.store.reader import MAX_CHAIN
 from gpuimg.store.workers import cores, run_on_all_cores
 
 _REPAIR = "run `gpuimg repair`"
@@ -31,22 +40,56 @@ class PackCheck:
     damaged: dict[int, str] = field(default_factory=dict)
 
 
+def check_payload(context: Context, header: ObjectHeader, payload: bytes, target: memoryview) -> None:
+    """Decode and hash an object's payload, into `target` of at least its raw length.
+
+    Of an object whose base cannot be had the checksum alone is looked at: it is as it was written, and nobody
+    need miss the base.
+
+    Raises
+    ------
+    GpuimgError
+        It is damaged.
+    """
+    base = None
+    if header.flags & HAS_BASE:
+        if checksum(payload) != header.checksum:
+            raise DamagedError("its payload does not match its checksum")
+        for _ in _bases(context, header.base):
+            # Raises if there is no end of them.
+            continue
+        try:
+            base = memoryview(context.reader.chunk(header.base))
+        except StoredDataError:
+            return
+    out = target[: header.raw]
+    codec.decode(header.codec, memoryview(payload), out, header.element_size, base)
+    if identify(out) != header.id:
+        raise DamagedError("its bytes do not match its hash")
+
+
+def _bases(context: Context, base: bytes) -> Iterator[tuple[bytes, Place | None]]:
+    """All that rests one on the other from a base on, with places; the last is lost or stands alone."""
+    for _ in range(MAX_CHAIN):
+        place = context.index.lookup([base])[0]
+        yield base, place
+        if place is None or not place.base:
+            return
+        base = place.base
+    raise DamagedError("its chain of bases does not end")
+
+
 def check_objects(context: Context, info: PackInfo) -> PackCheck:
-    """Read, decode and hash every object of a pack."""
+    """Read, decode and hash every object of a pack (see `check_payload`)."""
     check = PackCheck()
     target = memoryview(bytearray(MAX_RAW))
     with context.folder.pack(info.id).open("rb", buffering=0) as stream:
         for ordinal, (offset, header) in enumerate(info.toc):
             data = files.pread_exactly(stream.fileno(), OBJECT_HEADER_SIZE + header.stored, offset)
-            out = target[: header.raw]
             try:
                 if decode_header(data[:OBJECT_HEADER_SIZE]) != header:
                     raise DamagedError("its header contradicts the table of contents")
-                base = memoryview(context.reader.chunk(header.base)) if header.flags & HAS_BASE else None
-                payload = memoryview(data)[OBJECT_HEADER_SIZE:]
-                codec.decode(header.codec, payload, out, header.element_size, base)
-                if identify(out) != header.id:
-                    raise DamagedError("its bytes do not match its hash")
+                check_payload(context, header, data[OBJECT_HEADER_SIZE:], target)
             except GpuimgError as error:
                 check.damaged[ordinal] = error.what
             check.raw_bytes += header.raw
@@ -105,7 +148,7 @@ class _Verification:
                     ids = [ref.id, *self.context.reader.segment(ref).chunk_ids()]
                 except (StoredDataError, NewerFormatError):
                     ids = [ref.id]
-                while ids:
+                for _ in range(MAX_CHAIN + 1):
                     places = [place for place in self.context.index.lookup(ids) if place]
                     numbers |= {place.pack for place in places}
                     ids = [place.base for place in places if place.base]
@@ -298,28 +341,38 @@ class _Verification:
                     self.faults.append(
                         Fault(FaultKind.DAMAGED_CHUNK, why, _REPLACE, checkpoint, file, offset)
                     )
-                elif why := self.bad_packs.get(place.pack) or self._lost_base(chunk_id, place):
+                elif (why := self.bad_packs.get(place.pack)) is not None:
                     self.faults.append(
                         Fault(FaultKind.MISSING_CHUNK, why, _REPLACE, checkpoint, file, offset)
                     )
+                elif place.base and (found := self._fault_of_bases(chunk_id, place, hurt)) is not None:
+                    self.faults.append(Fault(*found, _REPLACE, checkpoint, file, offset))
             offset += length
         return hurt
 
-    def _lost_base(self, chunk_id: bytes, place: Place) -> str:
-        """Why a chunk that is coded against others cannot be decoded; empty if it can."""
-        for _ in range(MAX_CHAIN):
-            base = place.base
-            if not base:
-                return ""
-            rests = f"the chunk {chunk_id.hex()[:16]} is coded against the chunk {base.hex()[:16]}"
-            found = self.context.index.lookup([base])[0]
-            if found is None:
-                return f"{rests}, which is not in the store"
-            why = self.bad.get((found.pack, found.ordinal)) or self.bad_packs.get(found.pack)
-            if why is not None:
-                return f"{rests}: {why}"
-            place = found
-        return f"the chain of bases of the chunk {chunk_id.hex()[:16]} does not end"
+    def _fault_of_bases(
+        self, chunk_id: bytes, place: Place, hurt: set[Location]
+    ) -> tuple[FaultKind, str] | None:
+        """Why a chunk that is coded against others cannot be decoded, and what fault that is; None if it can.
+
+        Locations of damaged bases are added to `hurt`.
+        """
+        try:
+            for base, found in _bases(self.context, place.base):
+                rests = f"the chunk {chunk_id.hex()[:16]} rests on the chunk {base.hex()[:16]}"
+                if found is None:
+                    return FaultKind.MISSING_CHUNK, f"{rests}, which is not in the store"
+                location = (found.pack, found.ordinal)
+                if location in self.bad:
+                    hurt.add(location)
+                    return FaultKind.DAMAGED_CHUNK, f"{rests}: {self.bad[location]}"
+                if found.pack in self.bad_packs:
+                    return FaultKind.MISSING_CHUNK, f"{rests}: {self.bad_packs[found.pack]}"
+                if self._misplaced(base, found):
+                    return FaultKind.STALE_INDEX, f"{rests}, which the index places where it is not"
+        except DamagedError as error:
+            return FaultKind.DAMAGED_CHUNK, f"the chunk {chunk_id.hex()[:16]} is damaged: {error.what}"
+        return None
 
     def _check_tags(self) -> None:
         ids = set(self.context.catalogue.ids())

@@ -168,12 +168,13 @@ def test_taking_a_hurt_checkpoint_again_after_repair_cures_it(name, tmp_path):
     store = make(name, tmp_path)
     gpuimg.repair_store(store.root)
     with gpuimg.open_store(store.root) as opened:
-        with opened.ingest() as session:
-            for file_name, data in CONTENTS["hurt"].items():
-                file = session.file(file_name)
-                file.write(data)
-                file.close()
-            session.commit(tag="again")
+        for tag in BROKEN[name].lost:
+            with opened.ingest() as session:
+                for file_name, data in CONTENTS[tag].items():
+                    file = session.file(file_name)
+                    file.write(data)
+                    file.close()
+                session.commit(tag=f"{tag}-again")
         assert not opened.verify().faults
         check_readable(opened, frozenset(), frozenset(), tmp_path)
         opened.gc()

@@ -20,21 +20,39 @@ from hypothesis import strategies as st
 import gpuimg
 from gpuimg.errors import GpuimgError, IndexBrokenError, StoredDataError, UsageError
 from gpuimg.store import index as index_module
-from gpuimg.store.index import Index, Place, toc_chunk_ids
-from gpuimg.store.pack import OBJECT_HEADER_SIZE, TOC_ENTRY, PackInfo
-from tests.fixtures.store_data import KIB, MIB, noise
+from gpuimg.store.hashing import NO_ID
+from gpuimg.store.index import Index, Place
+from gpuimg.store.pack import (
+    HAS_BASE,
+    OBJECT_HEADER_SIZE,
+    ObjectHeader,
+    PackInfo,
+    Toc,
+    encode_header,
+    toc_entry,
+)
+from tests.fixtures.store_data import KIB, MIB, floats, noise
 
 STORE = bytes(range(16))
 
 
-def pack_of(ids: list[bytes], seed: int = 0) -> PackInfo:
-    toc = np.zeros(len(ids), dtype=TOC_ENTRY)
+def pack_of(ids: list[bytes], seed: int = 0, base: bytes = NO_ID) -> PackInfo:
+    """A pack of these chunks; those of odd numbers are coded against `base` if there is one."""
+    table = b""
     for number, chunk_id in enumerate(ids):
-        toc[number]["offset"] = 64 + number * 1000
-        toc[number]["raw"], toc[number]["stored"] = 2000 + number, 900
-        toc[number]["codec"], toc[number]["element_size"] = 2, 4
-        toc[number]["id"] = np.void(chunk_id)
-    return PackInfo(random.Random(seed).randbytes(32), bytes(16), 10**6, toc)
+        has_base = base != NO_ID and number % 2
+        header = ObjectHeader(
+            chunk_id,
+            codec=3,
+            element_size=4,
+            flags=HAS_BASE if has_base else 0,
+            raw=2000 + number,
+            stored=900,
+            base=base if has_base else NO_ID,
+            checksum=bytes(8),
+        )
+        table += toc_entry(64 + number * 1000, encode_header(header))
+    return PackInfo(random.Random(seed).randbytes(32), bytes(16), 10**6, Toc(table))
 
 
 def ids(count: int, seed: int = 0) -> list[bytes]:
@@ -66,12 +84,21 @@ def test_places_come_back_as_they_were_entered(index):
     assert index.packs()[number] == index.pack(number) == (info.id, 100, 10**6)
     for ordinal, place in enumerate(index.lookup(known)):
         assert place == Place(
-            number, ordinal, 64 + ordinal * 1000 + OBJECT_HEADER_SIZE, 900, 2000 + ordinal, 2, 4, 0
+            number, ordinal, 64 + ordinal * 1000 + OBJECT_HEADER_SIZE, 900, 2000 + ordinal, 3, 4, 0
         )
     assert index.lookup([bytes(32)]) == [None]
     assert index.contains([known[5], bytes(32)]) == [True, False]
     assert [chunk_id for chunk_id, _ in index.places()] == sorted(known)
-    assert toc_chunk_ids(info) == known
+    assert info.toc.ids() == known
+
+
+def test_the_base_of_a_chunk_comes_back_with_its_place(index):
+    known, base = ids(10), bytes(range(32))
+    index.add_pack(pack_of(known, base=base))
+    for ordinal, place in enumerate(index.lookup(known)):
+        expected = (HAS_BASE, base) if ordinal % 2 else (0, b"")
+        assert (place.flags, place.base) == expected
+    assert [place.base for _, place in index.places()].count(base) == 5
 
 
 def test_every_place_is_listed_across_batches(index, monkeypatch):
@@ -171,13 +198,14 @@ def test_an_index_that_another_handle_has_grown_is_read_on(tmp_path):
     index.close()
 
 
-@given(st.binary(max_size=40))
+@given(st.binary(max_size=80))
 def test_no_value_of_the_table_of_chunks_is_believed_unless_possible(value):
     try:
         place = index_module._parse_place(value)
     except (struct.error, ValueError):
         return
     assert 0 < place.stored <= place.raw <= 2 * MIB
+    assert len(place.base) == (32 if place.flags & HAS_BASE else 0)
 
 
 HOSTILE = {
@@ -190,7 +218,12 @@ HOSTILE = {
     "no such pack": struct.pack(">IIQIIBBH", 99, 0, 160, 100, 64 * KIB, 1, 0, 0),
     "another object": struct.pack(">IIQIIBBH", 1, 0, 160, 64 * KIB, 64 * KIB, 0, 0, 0),
     "unknown codec": struct.pack(">IIQIIBBH", 1, 0, 160, 64 * KIB, 64 * KIB, 9, 0, 0),
-    "unknown flags": struct.pack(">IIQIIBBH", 1, 0, 160, 100, 64 * KIB, 1, 0, 1),
+    "unknown flags": struct.pack(">IIQIIBBH", 1, 0, 160, 100, 64 * KIB, 1, 0, 2),
+    "a flag without its base": struct.pack(">IIQIIBBH", 1, 0, 160, 100, 64 * KIB, 3, 4, HAS_BASE),
+    "a base that is cut off": struct.pack(">IIQIIBBH", 1, 0, 160, 100, 64 * KIB, 3, 4, HAS_BASE) + bytes(31),
+    "a base nobody has": struct.pack(">IIQIIBBH", 1, 0, 160, 100, 64 * KIB, 3, 4, HAS_BASE) + b"b" * 32,
+    "a base without its flag": struct.pack(">IIQIIBBH", 1, 0, 160, 64 * KIB, 64 * KIB, 0, 0, 0) + bytes(32),
+    "its own base": struct.pack(">IIQIIBBH", 1, 0, 160, 100, 64 * KIB, 3, 4, HAS_BASE) + b"itself",
     "short": b"123",
     "empty": b"",
 }
@@ -206,14 +239,16 @@ def test_a_hostile_entry_is_met_with_a_sentence_found_by_verify_and_cured_by_rep
         with env.begin(write=True) as txn:
             (number,) = [struct.unpack(">I", key)[0] for key, _ in txn.cursor(packs)]
             keys = [
-                key for key, value in txn.cursor(chunks) if struct.unpack(">IIQIIBBH", value)[4] == 64 * KIB
+                key
+                for key, value in txn.cursor(chunks)
+                if struct.unpack_from(">IIQIIBBH", value)[4] == 64 * KIB
             ]
             value = HOSTILE[name]
             if struct.pack(">I", 1) == value[:4]:
                 value = struct.pack(">I", number) + value[4:]
             # The object at the pack's start is one of them; it keeps its place.
             victim = keys[3]
-            txn.put(victim, value, db=chunks)
+            txn.put(victim, value.replace(b"itself", victim), db=chunks)
     with gpuimg.open_store(tmp_path / "store") as store:
         checkpoint = store.checkpoint("t")
         with pytest.raises(GpuimgError) as caught:
@@ -226,6 +261,27 @@ def test_a_hostile_entry_is_met_with_a_sentence_found_by_verify_and_cured_by_rep
     with gpuimg.open_store(tmp_path / "store") as store:
         assert store.checkpoint("t").read("f") == data
         assert not store.verify().faults
+
+
+def trained(data: bytes, seed: int) -> bytes:
+    """bf16 numbers of which some have changed a little."""
+    words = np.frombuffer(data, dtype="<u2")
+    return (words + (np.random.default_rng(seed).random(len(words)) < 0.1)).astype("<u2").tobytes()
+
+
+def put_series(store) -> dict[str, bytes]:
+    """Three checkpoints, each coded against the one before."""
+    parent, data, made = None, floats(MIB, 1, "bfloat16"), {}
+    for number in range(3):
+        with store.ingest(parent=parent) as session:
+            file = session.file("weights")
+            file.write(data)
+            file.close()
+            parent = session.commit(tag=f"step-{number}")
+        assert not number or parent.statistics.delta_bytes == MIB
+        made[f"step-{number}"] = data
+        data = trained(data, number)
+    return made
 
 
 def test_every_kind_of_broken_index_file_is_cured_by_repair(tmp_path):
@@ -256,10 +312,28 @@ def test_every_kind_of_broken_index_file_is_cured_by_repair(tmp_path):
                 assert store.checkpoint("t").read("f") == data
         except (IndexBrokenError, StoredDataError):
             pass
-        assert gpuimg.repair_store(tmp_path / "store").hurt == ()
+        report = gpuimg.repair_store(tmp_path / "store")
+        assert (report.hurt, report.set_aside, report.rebuilt_packs) == ((), (), 0), "the packs are whole"
         with gpuimg.open_store(tmp_path / "store") as store:
             assert store.checkpoint("t").read("f") == data
             assert store.verify().faults == ()
+
+
+def test_differences_are_whole_to_a_repair_that_must_make_the_index_anew(tmp_path):
+    root = tmp_path / "store"
+    with gpuimg.init_store(root, chunk_size=64 * KIB) as store:
+        series = put_series(store)
+    packs = {path.name for path in root.glob("packs/*/*")}
+    path = root / "index/data.mdb"
+    whole = path.read_bytes()
+    for broken in (None, noise(100_000), whole[:8192] + bytes(len(whole) - 8192), whole[:20_000]):
+        path.unlink() if broken is None else path.write_bytes(broken)
+        report = gpuimg.repair_store(root)
+        assert (report.hurt, report.set_aside, report.rebuilt_packs) == ((), (), 0)
+        assert {path.name for path in root.glob("packs/*/*")} == packs
+        with gpuimg.open_store(root) as store:
+            for tag, weights in series.items():
+                assert store.checkpoint(tag).read("weights") == weights
 
 
 def test_a_deleted_index_is_made_anew_from_the_packs(tmp_path):

@@ -16,8 +16,9 @@ import gpuimg
 from gpuimg.errors import BadNameError
 from gpuimg.store import pack
 from gpuimg.store import store as store_module
+from gpuimg.store.hashing import NO_ID
 from gpuimg.store.index import Index
-from gpuimg.store.pack import TOC_ENTRY, PackInfo
+from gpuimg.store.pack import ObjectHeader, PackInfo, Toc, encode_header, toc_entry
 from gpuimg.store.store import Store
 
 STORE_ID = bytes(range(16))
@@ -25,13 +26,12 @@ TINY_MAP = 64 * 1024
 
 
 def pack_info(number: int, chunks: int) -> PackInfo:
-    toc = np.zeros(chunks, dtype=TOC_ENTRY)
     rng = np.random.default_rng(number)
-    toc["id"] = rng.bytes(32 * chunks) and np.frombuffer(rng.bytes(32 * chunks), dtype="V32")
-    toc["offset"] = np.arange(chunks) * 1000 + 64
-    toc["raw"] = 900
-    toc["stored"] = 800
-    return PackInfo(rng.bytes(32), bytes(16), 64 + chunks * 1000, toc)
+    table = b""
+    for at in range(chunks):
+        header = encode_header(ObjectHeader(rng.bytes(32), 0, 0, 0, 900, 800, NO_ID, bytes(8)))
+        table += toc_entry(64 + at * 1000, header)
+    return PackInfo(rng.bytes(32), bytes(16), 64 + chunks * 1000, Toc(table))
 
 
 CHILD = """
@@ -110,7 +110,7 @@ def test_the_map_grows_while_another_process_has_it_open(index: Index, other: Ot
 
 
 def ids(info: PackInfo) -> list[bytes]:
-    return [bytes(chunk_id) for chunk_id in info.toc["id"]]
+    return info.toc.ids()
 
 
 def test_entries_are_listed_while_another_process_grows_the_map(index: Index, other: Other) -> None:
