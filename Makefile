@@ -32,6 +32,7 @@ soak: $(STAMP) criu
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(BENCH_ARGS)
+	$(BIN)/python -m bench --incremental $(INCREMENTAL_ARGS)
 
 demo: $(STAMP)
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory criu; fi

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import machine, report, streaming
+from bench import incremental, machine, report, streaming
 from bench.generate import DEFAULT_SETS, SETS, parse_size
 from bench.measure import Command, CommandFailedError, Series, run
 from bench.peers import PEERS, Peer, gpuimg_command
@@ -38,6 +38,8 @@ NOTES = {
 
 
 def main() -> int:
+    if "--incremental" in sys.argv[1:]:
+        return incremental.main([word for word in sys.argv[1:] if word != "--incremental"])
     given = _parse()
     # As an installation does: otherwise every start would compile what has been edited since.
     compileall.compile_dir(ROOT / "gpuimg", quiet=1)
@@ -106,6 +108,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--disk", type=Path, default=ROOT / ".cache", help="a folder on a disk")
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder on a tmpfs")
     parser.add_argument("--json", type=Path, help="where the results go (bench/results/<time>.json)")
+    parser.add_argument(
+        "--incremental",
+        action="store_true",
+        help="measure the next checkpoint of a job instead (other options: --incremental --help)",
+    )
     given = parser.parse_args()
     if given.runs < 1 or given.size < 1 << 20:
         parser.error("--runs must be at least 1 and --size at least 1MiB")

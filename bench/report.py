@@ -8,52 +8,68 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.storage import STEPS
-from bench.targets import judge
+from bench.targets import Target, judge
 
 
 def show(results: dict[str, Any], console: Console) -> None:
     """Print everything that was measured, the targets last."""
-    machine = results["machine"]
+    show_machine(results["machine"], console)
+    limits = ", ".join(f"{name} {made['median'] / 1e6:.0f}" for name, made in results["limits"].items())
+    console.print(f"limits in MB/s: {limits}")
+    show_peers(results["peers"], console)
+    for name, made in results["sets"].items():
+        for place, peers in made["places"].items():
+            title = f"{name}, {place}, {made['raw_bytes'] / 2**20:.0f} MiB: MB/s, median (min–max)"
+            show_table(console, title, _storage_table(made["raw_bytes"], peers), failures(peers))
+    if results.get("stages"):
+        for name, report in results["stages"].items():
+            title = f"stages of an import, CPU of all threads, {name}"
+            failed = [report["failure"]] if "failure" in report else []
+            show_table(console, title, _stage_table(report), failed)
+    if results.get("streaming"):
+        streaming = results["streaming"]
+        title = f"image streamer, {streaming['bytes'] / 2**30:g} GiB, start of the program included"
+        kinds = {kind: streaming.get(kind, {}) for kind in ("raw", "coded")}
+        show_table(console, title, _streaming_table(kinds), failures(kinds))
+    show_targets(judge(results), console)
+
+
+def show_machine(machine: dict[str, Any], console: Console) -> None:
+    """What machine it was, and how busy."""
     console.print(
         f"\n[bold]{machine['cpu']}[/], {machine['cores']} cores, Linux {machine['kernel']}, "
         f"Python {machine['python']}, {machine['memory'] / 2**30:.0f} GiB"
     )
     console.print(f"load {machine['load']:.1f} at the start, {machine['load_at_end']:.1f} at the end")
-    limits = ", ".join(f"{name} {made['median'] / 1e6:.0f}" for name, made in results["limits"].items())
-    console.print(f"limits in MB/s: {limits}")
-    console.print(f"peers: {', '.join(_peer(name, peer) for name, peer in results['peers'].items())}")
-    for name, made in results["sets"].items():
-        for place, peers in made["places"].items():
-            title = f"{name}, {place}, {made['raw_bytes'] / 2**20:.0f} MiB: MB/s, median (min–max)"
-            _print(console, title, _storage_table(made["raw_bytes"], peers), _failures(peers))
-    if results.get("stages"):
-        for name, report in results["stages"].items():
-            title = f"stages of an import, CPU of all threads, {name}"
-            failed = [report["failure"]] if "failure" in report else []
-            _print(console, title, _stage_table(report), failed)
-    if results.get("streaming"):
-        streaming = results["streaming"]
-        title = f"image streamer, {streaming['bytes'] / 2**30:g} GiB, start of the program included"
-        kinds = {kind: streaming.get(kind, {}) for kind in ("raw", "coded")}
-        _print(console, title, _streaming_table(kinds), _failures(kinds))
+
+
+def show_peers(peers: dict[str, dict[str, Any]], console: Console) -> None:
+    """The versions of the programs compared."""
+    console.print(f"peers: {', '.join(_peer(name, peer) for name, peer in peers.items())}")
+
+
+def show_targets(targets: list[Target], console: Console) -> None:
+    """The table of targets."""
     table = Table()
     for column in ("what", "to reach", "got", ""):
         table.add_column(column)
-    for target in judge(results):
+    for target in targets:
         verdict = {True: "[green]reached[/]", False: "[red]not reached[/]", None: ""}[target.reached]
         table.add_row(target.name, target.wanted, target.got, verdict)
-    _print(console, "targets", table, [])
+    show_table(console, "targets", table, [])
 
 
-def _print(console: Console, title: str, table: Table, failures: list[str]) -> None:
+def show_table(console: Console, title: str, table: Table, failed: list[str]) -> None:
+    """A titled table, and below it what failed."""
     console.print(f"\n[bold]{title}[/]", highlight=False)
     if table.row_count:
         console.print(table)
-    for failure in failures:
+    for failure in failed:
         console.print(failure, style="red", markup=False, highlight=False)
 
 
-def _failures(made: dict[str, dict[str, Any]]) -> list[str]:
+def failures(made: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each program that failed."""
     return [f"{name} failed: {report['failure']}" for name, report in made.items() if "failure" in report]
 
 
