@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpuimg.store import chunking, chunking_pure, kernel_loader
 from gpuimg.store.chunking import Cutter, FixedCutter, PageCutter, layout_for, make_cutter
 from gpuimg.store.model import Layout
 from tests.fixtures.store_data import PAGE, noise, pages
@@ -24,6 +25,18 @@ class Contents(bytes):
 Run = tuple[int, int, bool]
 ZERO_PAGE = bytes(PAGE)
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
+
+
+KERNEL = kernel_loader.kernel()
+needs_kernel = pytest.mark.skipif(KERNEL is None, reason="the compiled kernel is not built (no C compiler?)")
+
+
+@pytest.fixture(params=[pytest.param("kernel", marks=needs_kernel), "pure"], scope="module")
+def cutting(request):
+    """Cutting by the kernel, and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunking, "kernel", lambda: KERNEL if request.param == "kernel" else None)
+        yield
 
 
 def slow_cuts(data: bytes) -> list[Run]:
@@ -72,10 +85,12 @@ def fast_cuts(cutter: Cutter, data: bytes, sizes: list[int]) -> list[Run]:
     while True:
         end = min(len(data), end + next(steps, len(data)))
         last = end == len(data)
-        buffer = np.frombuffer(data[done:end], dtype=np.uint8)
+        buffer = memoryview(data)[done:end]
         cuts, covered = cutter.cut(buffer, last=last)
         expected = 0
-        for offset, length, zero in cuts:
+        for cut in cuts:
+            assert cut.before is None
+            offset, length, zero = cut[:3]
             assert offset == expected and length > 0, "cuts follow each other without a gap"
             expected += length
             if zero and runs and runs[-1][2]:
@@ -120,6 +135,7 @@ splits = st.lists(
 )
 
 
+@pytest.mark.usefixtures("cutting")
 @settings(max_examples=80, deadline=None)
 @given(page_files(), splits)
 @example(Contents(noise(300 * PAGE, 3) + b"tail"), [1 << 20])
@@ -129,6 +145,7 @@ def test_pages_are_cut_as_the_slow_twin_cuts_them_however_they_arrive(data, size
     assert fast_cuts(PageCutter(), data, sizes) == expected
 
 
+@pytest.mark.usefixtures("cutting")
 @pytest.mark.parametrize("seed", range(20))
 def test_a_partial_page_after_a_border_is_cut_alike_from_any_buffers(seed):
     data = noise(400 * PAGE, seed)
@@ -139,6 +156,7 @@ def test_a_partial_page_after_a_border_is_cut_alike_from_any_buffers(seed):
         assert fast_cuts(PageCutter(), data, sizes) == expected
 
 
+@pytest.mark.usefixtures("cutting")
 @settings(max_examples=40, deadline=None)
 @given(page_files())
 def test_chunks_of_pages_keep_their_limits(data):
@@ -154,6 +172,7 @@ def test_chunks_of_pages_keep_their_limits(data):
             assert length >= 16 * PAGE or at_end or runs[number + 1][2]
 
 
+@pytest.mark.usefixtures("cutting")
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(1, 200_000)), max_size=6),
@@ -173,13 +192,70 @@ def test_fixed_chunks_start_at_multiples_however_the_bytes_arrive(parts, seed, s
     assert fast_cuts(FixedCutter(size), data, sizes) == expected
 
 
-@pytest.mark.parametrize("position", [0, 1, 4098, 4099, 65535])
+@needs_kernel
+@settings(max_examples=150, deadline=None)
+@given(page_files(), st.booleans(), st.booleans(), st.integers(0, 3 * PAGE))
+@example(Contents(bytes(15 * PAGE)), False, True, 0)
+@example(Contents(bytes(15 * PAGE)), True, True, 0)
+@example(Contents(bytes(16 * PAGE)), False, False, 0)
+@example(Contents(noise(20 * PAGE) + bytes(15 * PAGE)), False, False, 0)
+@example(Contents(bytes(300 * PAGE) + b"x"), False, True, 0)
+@example(Contents(b""), True, False, 0)
+@example(Contents(b""), False, True, 0)
+def test_the_kernel_cuts_any_buffer_in_any_state_as_the_fallback_does(data, last, inside_zero_run, shift):
+    """`shift` bytes in front: pages need not lie at the borders of pages or words of the memory."""
+    buffer = memoryview(bytes(shift) + data)[shift:]
+    expected = chunking_pure.cut_pages(buffer, last, inside_zero_run)
+    assert KERNEL.cut_pages(buffer, last, inside_zero_run) == expected
+    cuts, covered, inside_after = expected
+    assert covered == sum(length for _, length, _ in cuts)
+    assert covered == len(buffer) or not last
+    assert not (inside_after and cuts) or last or cuts[-1][2]
+
+
+@needs_kernel
+@settings(max_examples=80, deadline=None)
+@given(page_files(), splits)
+def test_the_kernel_and_the_fallback_take_turns_on_one_file(data, sizes):
+    """The state between two buffers means the same to both."""
+    expected = slow_cuts(data)
+
+    class Turns(PageCutter):
+        number = 0
+
+        def cut(self, buffer, *, last):
+            self.number += 1
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(chunking, "kernel", lambda: KERNEL if self.number % 2 else None)
+                return super().cut(buffer, last=last)
+
+    assert fast_cuts(Turns(), data, sizes) == expected
+
+
+@needs_kernel
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 70_000), st.lists(st.tuples(st.integers(0, 70_000), st.integers(1, 255)), max_size=3))
+@example(0, [])
+@example(65536, [(65535, 1)])
+def test_the_kernel_and_the_fallback_agree_on_what_is_zero(length, bytes_set):
+    data = bytearray(length)
+    for place, value in bytes_set:
+        if place < length:
+            data[place] = value
+    for start in (0, 1, 7, 8, 31):
+        view = memoryview(data)[start:]
+        assert KERNEL.is_zero(view) == chunking_pure.is_zero(view) == (not any(view))
+
+
+@pytest.mark.usefixtures("cutting")
+@pytest.mark.parametrize("position", [0, 1, 7, 8, 31, 32, 63, 64, 4098, 4099, 32768, 65528, 65535])
 def test_one_byte_anywhere_makes_a_chunk_that_is_not_zero(position):
     data = bytearray(65536)
     data[position] = 1
     assert fast_cuts(FixedCutter(65536), bytes(data), []) == [(0, 65536, False)]
 
 
+@pytest.mark.usefixtures("cutting")
 @pytest.mark.parametrize("place", [0, 1, 500, 1999])
 @pytest.mark.parametrize("count", [1, 3, 50])
 def test_pages_that_come_or_go_leave_nearly_all_chunks_as_they_were(place, count):
