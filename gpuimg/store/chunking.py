@@ -25,12 +25,14 @@ class Cut(NamedTuple):
     """A run of the buffer: a chunk, or (`zero`) a run of zero bytes.
 
     `before` is what the parent had at this place and in this length; whether a chunk is zero is then unknown.
+    `fingerprint` is the chunk's if it was taken already, else empty.
     """
 
     offset: int
     length: int
     zero: bool
     before: Piece | None = None
+    fingerprint: bytes = b""
 
 
 class Cutter(Protocol):

@@ -102,22 +102,23 @@ class _Marks:
 
     def _mark(self, chunk_ids: list[bytes]) -> None:
         """Mark chunks and all that they are coded against."""
-        bases: list[bytes] = []
-        for place in self._context.index.lookup(chunk_ids):
-            # A chunk that is lost already holds nothing back.
-            if place is None:
-                continue
-            flags = self.live.get(place.pack)
-            if flags is None:
-                entry = self.packs.get(place.pack) or self._context.index.pack(place.pack)
-                flags = self.live[place.pack] = bytearray(entry.objects if entry else place.ordinal + 1)
-            if place.ordinal >= len(flags):
-                raise MissingObjectError("the index contradicts itself", remedy="run `gpuimg repair`")
-            if place.base and not flags[place.ordinal]:
-                bases.append(place.base)
-            flags[place.ordinal] = 1
-        if bases:
-            self._mark(bases)
+        while chunk_ids:
+            bases: list[bytes] = []
+            for place in self._context.index.lookup(chunk_ids):
+                # A chunk that is lost already holds nothing back.
+                if place is None:
+                    continue
+                flags = self.live.get(place.pack)
+                if flags is None:
+                    entry = self.packs.get(place.pack) or self._context.index.pack(place.pack)
+                    flags = self.live[place.pack] = bytearray(entry.objects if entry else place.ordinal + 1)
+                if place.ordinal >= len(flags):
+                    raise MissingObjectError("the index contradicts itself", remedy="run `gpuimg repair`")
+                # What is marked already has its bases marked; a chain without end comes back to itself.
+                if place.base and not flags[place.ordinal]:
+                    bases.append(place.base)
+                flags[place.ordinal] = 1
+            chunk_ids = bases
 
 
 def collect(context: Context) -> GcReport:

@@ -21,9 +21,6 @@ from gpuimg.store.pool import SLAB_SIZE, Pool, Slab
 from gpuimg.store.recipe import INLINE_LIMIT, RecipeBuilder
 from gpuimg.store.workers import Job, StageTimes, Workers
 
-# Changed slabs of a file that are searched for moved contents, one after the other.
-_FIRST_PROBES = 8
-
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
@@ -86,11 +83,7 @@ class FileIngest:
         self.counts = Counts()
         self.chooser = Chooser(element_size=parent.element_size if parent else 0)
         self.chunk_size = chunk_size
-        self.cutter: Cutter = make_cutter(layout, chunk_size)
-        self._aligned = ParentCutter(parent, self.cutter) if parent else None
-        if self._aligned:
-            self.cutter = self._aligned
-        self._probes = 0
+        self.cutter = self.cutter_from(0)
         self._session = session
         self._parts = 0
         self._slab: Slab | None = None
@@ -150,23 +143,11 @@ class FileIngest:
         if self._slab:
             self._submit(last=False)
 
-    @property
-    def aligned(self) -> bool:
-        """Whether it is cut where the parent was cut."""
-        return self._aligned is not None and self._aligned.aligned
-
-    def leave_parent(self) -> None:
-        """Its contents are not where the parent had them: from the next slab on it is cut for itself."""
-        if self._aligned:
-            self._aligned.aligned = False
-
-    def is_probe_due(self) -> bool:
-        """Whether a slab that has changed should be searched for contents that only moved.
-
-        The first ones are; then, since nothing was found, few.
-        """
-        self._probes += 1
-        return self.aligned and (self._probes <= _FIRST_PROBES or self._probes % _FIRST_PROBES == 0)
+    def cutter_from(self, start: int) -> Cutter:
+        """What cuts the file from `start` on."""
+        if self.parent is None:
+            return make_cutter(self.layout, self.chunk_size)
+        return ParentCutter(self.parent, self.layout, self.chunk_size, self.parent.pieces(start))
 
     def next_part(self) -> int:
         """Numbers the parts handed to workers, in file order."""
@@ -334,11 +315,17 @@ class _RunJob(Job):
         self.session = session
         self.file = file
         self.source = source
+        self.parent = parent
         self.runs = parent.runs()
         self.end = 0
+        self.moved = False
 
     def run(self, worker: int) -> None:
-        run = next(self.runs, None) if self.file.aligned else None
+        try:
+            run = None if self.moved else next(self.runs, None)
+        except BaseException:
+            self.cancel()
+            raise
         if run is None:
             self._hand_over()
             return
@@ -361,7 +348,7 @@ class _RunJob(Job):
         if self.end == self.source.size:
             self.cancel()
             return
-        self.file.leave_parent()
+        self.file.cutter = self.file.cutter_from(self.end)
         rest = PathJob(self.session, self.file, self.source.path, self.source, self.end)
         self.session.workers.submit(rest, first=True)
 
@@ -379,9 +366,10 @@ class _RunJob(Job):
                     remedy="import it when nobody writes to it any more",
                 )
             self.session.took(count)
-            cuts = [
-                Cut(piece.offset - run.offset, piece.length, zero=False, before=piece) for piece in run.pieces
-            ]
+            cutter = ParentCutter(self.parent, self.file.layout, self.file.chunk_size, iter(run.pieces))
+            with self.session.stages_of(worker).measure("cut"):
+                cuts, _ = cutter.cut(slab.view[: run.length], last=True)
+            self.moved |= cutter.moved
             self.session.process(worker, self.file, part, slab, cuts)
         finally:
             self.session.pool.release(slab)
