@@ -23,7 +23,7 @@ from gpuimg.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpuimg.store.model import Fault
+    from gpuimg.store.reports import Fault
 
 _FAULTS_SHOWN = 100
 """A lost pack hurts thousands of chunks; people need the first of them, programs take --json."""

@@ -14,7 +14,8 @@ from gpuimg.errors import NoSpaceError, UnknownReferenceError, UsageError
 
 if TYPE_CHECKING:
     from gpuimg.store.checkpoint import Checkpoint
-    from gpuimg.store.model import CheckpointReport, FileEntry, FileReport, Process, StoredNow
+    from gpuimg.store.model import FileEntry, Process
+    from gpuimg.store.reports import CheckpointReport, FileReport, StoredNow
     from gpuimg.store.store import Store
 
 _FILES_SHOWN = 20

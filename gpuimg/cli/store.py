@@ -20,7 +20,7 @@ from gpuimg.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpuimg.store.model import CheckpointStats, StoreStats
+    from gpuimg.store.reports import CheckpointStats, StoreStats
 
 REFERENCE_ERRORS = (*STORE_ERRORS, UnknownReferenceError, AmbiguousReferenceError, DamagedError)
 

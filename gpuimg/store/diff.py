@@ -10,9 +10,10 @@ from gpuimg.store.checkpoint import Checkpoint
 from gpuimg.store.context import Context
 from gpuimg.store.explain import LOST, Chains
 from gpuimg.store.index import Place
-from gpuimg.store.model import Change, FileDiff, FileEntry, Piece
+from gpuimg.store.model import FileEntry, Piece
 from gpuimg.store.parent import Matcher
 from gpuimg.store.reader import file_runs
+from gpuimg.store.reports import Change, FileDiff
 
 _BATCH = 4096
 

@@ -11,15 +11,9 @@ from gpuimg.store.checkpoint import Checkpoint
 from gpuimg.store.codec import Codec
 from gpuimg.store.context import Context
 from gpuimg.store.index import Index, Place
-from gpuimg.store.model import (
-    CheckpointReport,
-    CodecStats,
-    DepthStats,
-    FileEntry,
-    FileReport,
-    StoredNow,
-)
+from gpuimg.store.model import FileEntry
 from gpuimg.store.pack import MAX_CHAIN
+from gpuimg.store.reports import CheckpointReport, CodecStats, DepthStats, FileReport, StoredNow
 
 if TYPE_CHECKING:
     from gpuimg.store.store import Store

@@ -23,10 +23,10 @@ from gpuimg.store.hashing import checksum
 from gpuimg.store.index import PackEntry
 from gpuimg.store.layout import StoreFolder, parse_id
 from gpuimg.store.lease import Lease, exclusive_lock, live_leases
-from gpuimg.store.model import GcReport
 from gpuimg.store.pack import OBJECT_HEADER_SIZE, PackInfo, object_size
 from gpuimg.store.packset import load_pack, trashed
 from gpuimg.store.packwriter import PackWriter
+from gpuimg.store.reports import GcReport
 
 # A pack is rewritten when this much of it is dead.
 _DEAD_SHARE = 0.5

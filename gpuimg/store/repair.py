@@ -16,12 +16,12 @@ from gpuimg.store.context import Context
 from gpuimg.store.index import Index
 from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import Lease, exclusive_lock
-from gpuimg.store.model import RepairReport
 from gpuimg.store.pack import OBJECT_HEADER_SIZE, ObjectHeader, PackInfo, scan_objects
 from gpuimg.store.packfiles import PackFiles
 from gpuimg.store.packset import load_pack
 from gpuimg.store.packwriter import PackWriter
 from gpuimg.store.reader import ChunkReader
+from gpuimg.store.reports import RepairReport
 from gpuimg.store.verify import check_objects, check_payload, verify
 
 

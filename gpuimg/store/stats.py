@@ -11,8 +11,8 @@ from gpuimg.store import files
 from gpuimg.store.context import Context
 from gpuimg.store.explain import coding_name
 from gpuimg.store.index import Index
-from gpuimg.store.model import CheckpointStats, CodecStats, DepthStats, StoreStats
 from gpuimg.store.pack import MAX_CHAIN
+from gpuimg.store.reports import CheckpointStats, CodecStats, DepthStats, StoreStats
 
 
 def stats(context: Context) -> StoreStats:

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from gpuimg.errors import DamagedError, NewerFormatError, UnknownReferenceError
 from gpuimg.store import files, layout, packset
@@ -22,9 +22,12 @@ from gpuimg.store.index import Index, remove_unusable
 from gpuimg.store.ingest import Session
 from gpuimg.store.layout import Config, StoreFolder
 from gpuimg.store.lease import exclusive_lock, shared_lock
-from gpuimg.store.model import FileDiff, FileEntry, GcReport, Progress, RepairReport, StoreStats, VerifyReport
+from gpuimg.store.model import FileEntry, Progress
 from gpuimg.store.packfiles import PackFiles
 from gpuimg.store.reader import ChunkReader
+
+if TYPE_CHECKING:
+    from gpuimg.store.reports import FileDiff, GcReport, RepairReport, StoreStats, VerifyReport
 
 
 @dataclass(slots=True)

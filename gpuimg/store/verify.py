@@ -12,7 +12,7 @@ from gpuimg.store.context import Context
 from gpuimg.store.hashing import checksum, identify
 from gpuimg.store.index import Place
 from gpuimg.store.layout import parse_id
-from gpuimg.store.model import Fault, FaultKind, Manifest, Progress, VerifyReport
+from gpuimg.store.model import Manifest, Progress
 from gpuimg.store.pack import (
     HAS_BASE,
     MAX_CHAIN,
@@ -24,6 +24,7 @@ from gpuimg.store.pack import (
     decode_header,
 )
 from gpuimg.store.packset import load_pack
+from gpuimg.store.reports import Fault, FaultKind, VerifyReport
 from gpuimg.store.workers import cores, run_on_all_cores
 
 _REPAIR = "run `gpuimg repair`"

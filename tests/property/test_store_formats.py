@@ -20,7 +20,18 @@ from hypothesis import strategies as st
 from gpuimg.errors import DamagedError, GpuimgError, NewerFormatError, NotAStoreError
 from gpuimg.store import layout, manifest, pack, recipe
 from gpuimg.store.hashing import NO_ID, checksum, identify
-from gpuimg.store.model import FileEntry, Layout, Process, SegmentRef, Source, SourceKind, Statistics
+from gpuimg.store.model import (
+    BufferObject,
+    FileEntry,
+    FileFigures,
+    Layout,
+    Process,
+    SegmentRef,
+    Source,
+    SourceKind,
+    Statistics,
+)
+from gpuimg.store.recipe import Entry
 
 STORE, LEASE = bytes(range(16)), bytes(range(16, 32))
 REFUSED = (DamagedError, NewerFormatError)
@@ -80,6 +91,9 @@ headers = st.integers(1, pack.MAX_RAW).flatmap(
         base=st.just(NO_ID),
         checksum=st.binary(min_size=8, max_size=8),
     )
+)
+headers |= st.builds(
+    lambda header, base: header._replace(flags=pack.HAS_BASE, base=base), headers, ids | st.just(NO_ID)
 )
 
 
@@ -158,7 +172,14 @@ def test_a_pack_comes_back(contents):
     with open_bytes(data) as fd:
         info = pack.read_pack(fd, STORE, pack_id)
         assert (info.id, info.lease, info.size) == (pack_id, LEASE, len(data))
-        assert [pack.entry_header(entry).id for entry in info.toc] == [identify(each) for each in contents]
+        assert len(info.toc) == len(contents)
+        assert info.toc.ids() == [identify(each) for each in contents]
+        assert [(entry.header.id, entry.header.raw) for entry in info.toc] == [
+            (identify(each), len(each)) for each in contents
+        ]
+        assert [info.toc[number] for number in range(len(contents))] == list(info.toc)
+        for offset, header in info.toc:
+            assert pack.decode_header(data[offset : offset + 96]) == header
         assert [payload for _, _, payload in pack.scan_objects(fd)] == contents
 
 
@@ -174,7 +195,7 @@ def test_a_changed_pack_is_refused_or_unchanged_in_structure(contents, data):
         good = [(header, payload) for _, header, payload in pack.scan_objects(fd)]
     if info is not None:
         with open_bytes(encoded) as fd:
-            assert info.toc.tobytes() == pack.read_pack(fd, STORE, pack_id).toc.tobytes()
+            assert list(info.toc) == list(pack.read_pack(fd, STORE, pack_id).toc)
     known = {identify(each): each for each in contents}
     assert all(known[header.id] == payload for header, payload in good)
 
@@ -223,11 +244,11 @@ def test_a_trailer_that_lies_with_a_right_hash_is_refused(table, count, number, 
 )
 def test_a_table_with_impossible_values_is_refused_although_its_hash_is_right(field, value):
     encoded, _ = pack_bytes([b"one object", b"another"])
-    with open_bytes(encoded) as fd:
-        toc = pack.read_pack(fd, STORE).toc.copy()
-    toc[1][field] = value
-    head, end = encoded[:64], len(encoded) - 64 - toc.nbytes
-    tail, pack_id = pack.encode_tail(head, toc.tobytes(), end)
+    head, end = encoded[:64], len(encoded) - 64 - 2 * 96
+    toc = bytearray(encoded[end:-64])
+    place, kind = {"offset": (0, "<Q"), "magic": (8, "4s"), "raw": (16, "<I"), "stored": (20, "<I")}[field]
+    struct.pack_into(kind, toc, 96 + place, value)
+    tail, pack_id = pack.encode_tail(head, bytes(toc), end)
     with open_bytes(encoded[:end] + tail) as fd, little_memory(), pytest.raises(DamagedError):
         pack.read_pack(fd, STORE, pack_id)
 
@@ -265,40 +286,57 @@ def test_scanning_finds_objects_across_its_windows():
 
 # Recipe segments
 
-entries = st.lists(
-    st.one_of(
-        st.tuples(st.integers(1, pack.MAX_RAW), ids),
-        st.tuples(st.integers(1, 2**48), st.none()),
-    ),
-    min_size=1,
-    max_size=40,
-)
+
+def lists_of_entries(fingerprints):
+    lengths = st.integers(1, pack.MAX_RAW)
+    chunks = st.builds(Entry, lengths, ids, fingerprints)
+    return st.lists(
+        chunks | st.builds(Entry, st.integers(1, 2**48), st.none(), st.just(b"")), min_size=1, max_size=40
+    )
+
+
+marks = st.binary(min_size=16, max_size=16)
+entries = lists_of_entries(st.just(b"")) | lists_of_entries(marks)
+
+
+def size_of(listed):
+    return sum(entry.length for entry in listed)
 
 
 @given(entries)
 def test_a_recipe_segment_comes_back(listed):
     data = recipe.encode_segment(listed)
-    segment = recipe.decode_segment(data, sum(length for length, _ in listed))
-    found = iter(segment.chunk_ids())
-    back = [
-        (length, None if zero else next(found))
-        for length, zero in zip(segment.lengths.tolist(), segment.zero.tolist(), strict=True)
-    ]
-    assert back == listed
-    assert segment.size == sum(length for length, _ in listed)
+    chunks = [entry for entry in listed if entry.id is not None]
+    marked = all(entry.fingerprint for entry in chunks)
+    assert len(data) == 16 + 8 * len(listed) + (48 if marked else 32) * len(chunks)
+    segment = recipe.decode_segment(data, size_of(listed))
+    assert list(segment.entries()) == listed
+    assert segment.chunk_ids() == [entry.id for entry in chunks]
+
+
+@given(lists_of_entries(marks | st.just(b"")))
+def test_fingerprints_are_kept_if_all_chunks_of_a_segment_have_one(listed):
+    segment = recipe.decode_segment(recipe.encode_segment(listed), size_of(listed))
+    if all(entry.fingerprint for entry in listed if entry.id is not None):
+        assert list(segment.entries()) == listed
+    else:
+        assert [tuple(entry[:2]) for entry in segment.entries()] == [tuple(entry[:2]) for entry in listed]
+        assert segment.fingerprints == b""
 
 
 @given(entries, st.data())
 def test_a_changed_recipe_segment_is_refused_or_still_describes_that_many_bytes(listed, data):
-    size = sum(length for length, _ in listed)
+    size = size_of(listed)
     changed = data.draw(mutations(recipe.encode_segment(listed)))
     with little_memory():
         try:
             segment = recipe.decode_segment(changed, size)
         except REFUSED:
             return
-    assert sum(segment.lengths.tolist()) == size
-    assert len(segment.chunk_ids()) == int((~segment.zero).sum())
+    back = list(segment.entries())
+    assert size_of(back) == size
+    assert [entry.id for entry in back if entry.id is not None] == segment.chunk_ids()
+    assert {len(entry.fingerprint) for entry in back} <= {0, 16}
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**64))
@@ -329,14 +367,22 @@ def test_recipe_segments_with_impossible_numbers_are_refused(count, chunks, word
 
 
 def test_a_segment_with_fingerprints_is_read_and_unknown_flags_are_called_newer():
-    data = bytearray(recipe.encode_segment([(5, b"i" * 32), (7, None)]))
+    data = bytearray(recipe.encode_segment([Entry(5, b"i" * 32), Entry(7, None)]))
+    assert data[5] == 0
     data[5] = 1
-    assert recipe.decode_segment(bytes(data) + bytes(16), 12).chunk_ids() == [b"i" * 32]
+    marked = bytes(data) + b"f" * 16
+    assert list(recipe.decode_segment(marked, 12).entries()) == [
+        Entry(5, b"i" * 32, b"f" * 16),
+        Entry(7, None),
+    ]
+    assert recipe.encode_segment([Entry(5, b"i" * 32, b"f" * 16), Entry(7, None)]) == marked
     for place, value in ((5, 2), (4, 2)):
-        changed = bytearray(data)
+        changed = bytearray(marked)
         changed[place] = value
         with pytest.raises(NewerFormatError):
-            recipe.decode_segment(bytes(changed) + bytes(16), 12)
+            recipe.decode_segment(bytes(changed), 12)
+    with pytest.raises(DamagedError):
+        recipe.decode_segment(marked[:-1], 12)
 
 
 # Manifests
@@ -347,6 +393,9 @@ names = (
     .filter(lambda name: len(name.encode()) <= 255)
 )
 segments = st.lists(st.builds(SegmentRef, ids, st.integers(1, 2**50)), min_size=1, max_size=4)
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+buffer_objects = st.none() | st.builds(BufferObject, u32, u32, u64, u64, u32)
 file_entries = st.one_of(
     st.builds(
         lambda name, kind, data: FileEntry(name, len(data), kind, data, ()),
@@ -355,13 +404,15 @@ file_entries = st.one_of(
         st.binary(max_size=100),
     ),
     st.builds(
-        lambda name, kind, refs: FileEntry(name, sum(ref.size for ref in refs), kind, b"", tuple(refs)),
+        lambda name, kind, refs, bo: FileEntry(
+            name, sum(ref.size for ref in refs), kind, b"", tuple(refs), bo
+        ),
         names,
         st.sampled_from(Layout),
         segments,
+        buffer_objects,
     ),
 )
-u32 = st.integers(0, 2**32 - 1)
 sources = st.builds(
     Source,
     kind=st.sampled_from(SourceKind),
@@ -369,26 +420,42 @@ sources = st.builds(
     kernel=st.text(st.characters(exclude_categories=("Cs",)), max_size=20),
     processes=st.lists(st.builds(Process, u32, u32, u32, st.just("comm")), max_size=3).map(tuple),
 )
-statistics = st.builds(Statistics, raw_bytes=st.integers(0, 2**64 - 1), seconds=st.floats(0, 1e9))
+statistics = st.builds(
+    Statistics,
+    **{name: u64 for name in Statistics.__dataclass_fields__ if name != "seconds"},
+    seconds=st.floats(0, 1e9),
+)
+figures_by_file = st.dictionaries(
+    names, st.builds(FileFigures, statistics, st.sampled_from([0, 1, 2, 4, 8])), max_size=4
+)
 
 
-def encode(files, source=None, figures=None):
+def encode(files, source=None, statistics=None, parent=b"", figures=None):
     return manifest.encode(
         store_id=STORE,
         created=1,
         nonce=bytes(16),
         source=source or Source(),
-        statistics=figures or Statistics(),
+        statistics=statistics or Statistics(),
         files=files,
+        parent=parent,
+        figures=figures,
     )
 
 
-@given(st.lists(file_entries, max_size=6, unique_by=lambda entry: entry.name), sources, statistics)
-def test_a_manifest_comes_back(files, source, figures):
-    data, checkpoint_id = encode(files, source, figures)
+@given(
+    st.lists(file_entries, max_size=6, unique_by=lambda entry: entry.name),
+    sources,
+    statistics,
+    ids | st.just(b""),
+    figures_by_file,
+)
+def test_a_manifest_comes_back(files, source, total, parent, figures):
+    data, checkpoint_id = encode(files, source, total, parent, figures)
     back = manifest.decode(data, store_id=STORE, checkpoint_id=checkpoint_id)
     assert back.files == tuple(sorted(files, key=lambda entry: entry.name.encode()))
-    assert (back.source, back.statistics, back.created) == (source, figures, 1)
+    assert (back.source, back.statistics, back.created) == (source, total, 1)
+    assert (back.parent, back.figures) == (parent, figures)
 
 
 @given(st.lists(file_entries, max_size=4, unique_by=lambda entry: entry.name), st.data())
@@ -464,8 +531,9 @@ def test_a_manifest_head_that_is_not_ours_is_refused(head, error):
 def test_equal_contents_have_equal_roots_and_the_order_of_files_does_not_matter():
     files = [FileEntry(name, 1, Layout.FIXED, b"x", ()) for name in ("b", "a", "ü")]
     roots = set()
-    for order in (files, files[::-1]):
-        data, checkpoint_id = encode(order)
+    figures = {"a": FileFigures(Statistics(chunks=1), 4)}
+    for order, parent in ((files, b""), (files[::-1], b"p" * 32)):
+        data, checkpoint_id = encode(order, parent=parent, figures=figures if parent else None)
         roots.add(manifest.decode(data, store_id=STORE, checkpoint_id=checkpoint_id).root)
     assert len(roots) == 1
 

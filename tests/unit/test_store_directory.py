@@ -10,7 +10,7 @@ import pytest
 import gpuimg
 from gpuimg.errors import BadNameError, ImagesDirectoryError
 from gpuimg.store.directory import import_directory
-from gpuimg.store.model import Change
+from gpuimg.store.reports import Change
 from tests.fixtures.store_data import KIB, MIB, PAGE, noise, pages
 
 CHUNK = 64 * KIB

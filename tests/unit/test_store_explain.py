@@ -12,8 +12,9 @@ import gpuimg
 from gpuimg.store.codec import Codec
 from gpuimg.store.explain import LOST, Chains, coding_name, explain
 from gpuimg.store.index import Place
-from gpuimg.store.model import BufferObject, Change, Statistics
+from gpuimg.store.model import BufferObject, Statistics
 from gpuimg.store.recipe import SEGMENT_ENTRIES
+from gpuimg.store.reports import Change
 from tests.fixtures.store_data import KIB, MIB, PAGE, floats, noise, text
 
 CHUNK = 64 * KIB

@@ -9,7 +9,7 @@ import pytest
 
 import gpuimg
 from gpuimg.errors import DamagedError, GpuimgError, MissingObjectError, NewerFormatError
-from gpuimg.store.model import FaultKind
+from gpuimg.store.reports import FaultKind
 from tests.fixtures import make_golden as golden
 from tests.fixtures.make_golden import LETTERS, ODD, hash256, number, segment, text
 
