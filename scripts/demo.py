@@ -1,7 +1,7 @@
 """The main job in one minute, on a store in a temporary folder.
 
 As root: a real process that counts and holds 256 MiB of bf16 weights is dumped through real criu,
-restored, seen to count on, changed and dumped again. Otherwise the same on generated images.
+restored, seen to count on, trained and dumped again, incrementally. Otherwise the same on generated images.
 """
 
 from __future__ import annotations
@@ -18,20 +18,37 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GPUIMG = ROOT / ".venv" / "bin" / "gpuimg"
+MAP = ROOT / "build" / "demo-map.html"
 MIB = 1 << 20
 SIZE = 256 * MIB
 STEP = 16 * MIB
 TIMEOUT = 30.0
 
-# The process: counts into a file ten times a second; changes 16 MiB of its memory for each line on its FIFO.
+# The process: counts into a file ten times a second; for each line on its FIFO it changes the first 16 MiB of
+# its memory entirely, and the last place of every thirtieth weight in the rest.
 JOB = """
 import os, select, sys
 import numpy as np
 size, step, counter, fifo = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 rng = np.random.default_rng(1)
-def weights(count):
-    return (rng.standard_normal(count // 2, dtype=np.float32) * 0.02).view(np.uint32) >> 16
-memory = weights(size).astype(np.uint16)
+block = 1 << 19
+memory = np.empty(size // 2, np.uint16)
+numbers, mask = np.empty(block, np.float32), np.empty(block, np.bool_)
+def blocks(start, end):
+    for first in range(start // 2, end // 2, block):
+        rng.standard_normal(dtype=np.float32, out=numbers)
+        yield memory[first : first + block]
+def fill(start, end):
+    for part in blocks(start, end):
+        np.multiply(numbers, np.float32(0.02), out=numbers)
+        np.right_shift(numbers.view(np.uint32), 16, out=part, casting="unsafe")
+def train():
+    fill(0, step)
+    for part in blocks(step, size):
+        np.greater(numbers, np.float32(1.83), out=mask)
+        np.add(part, mask, out=part)
+fill(0, size)
+train()
 orders = os.open(fifo, os.O_RDWR)
 count = 0
 while True:
@@ -41,7 +58,7 @@ while True:
     os.rename(counter + ".new", counter)
     if select.select([orders], [], [], 0.1)[0]:
         os.read(orders, 1)
-        memory[: step // 2] = weights(step).astype(np.uint16)
+        train()
 """
 
 
@@ -72,19 +89,25 @@ class Demo:
         print(f"process {job.pid}, counter at {self._count()}")
         self.gpuimg("init")
         say("2. It goes into the store; it ends only when its checkpoint is durable")
-        self.gpuimg("dump", "-t", str(job.pid), "--tag", "first")
+        self.gpuimg("dump", "-t", str(job.pid), "--tag", "job")
         job.wait()
         before = self._count()
         time.sleep(0.5)
         print(f"process {job.pid} is gone, counter stands at {self._count()}")
         say("3. It comes back and counts on")
-        self._restore("first", job.pid)
+        self._restore("job", job.pid)
         self._wait_for(lambda: self._count() > before, "the counter to go on")
         print(f"process {job.pid} runs again, counter at {self._count()} (it was {before})")
-        say("4. It changes 16 MiB of its memory and is dumped again, running on")
+        say(
+            "4. It trains: 16 MiB change entirely, the rest of its weights a little. It is dumped running on;"
+        )
+        print(
+            "what has not changed is not stored again, and what has changed a little is stored as differences"
+        )
+        self.gpuimg("tag", "first", "job")
         (self.folder / "orders").write_text("x")
-        time.sleep(0.5)
-        self.gpuimg("dump", "-t", str(job.pid), "--tag", "second", "--leave-running")
+        time.sleep(2.0)
+        self.gpuimg("dump", "-t", str(job.pid), "--tag", "job", "--incremental", "--leave-running")
         after = self._count()
         self._wait_for(lambda: self._count() > after, "the counter to go on")
         os.kill(job.pid, signal.SIGKILL)
@@ -103,25 +126,34 @@ class Demo:
         (images / "core-1.img").write_bytes(os.urandom(1500))
         self.gpuimg("init")
         say("2. They go into the store")
-        self.gpuimg("import", images, "--tag", "first")
+        self.gpuimg("import", images, "--tag", "job")
         say("3. They come back, byte for byte")
-        self.gpuimg("export", "first", self.folder / "back")
+        self.gpuimg("export", "job", self.folder / "back")
         for path in sorted(images.iterdir()):
             if path.read_bytes() != (self.folder / "back" / path.name).read_bytes():
                 sys.exit(f"demo: {path.name} came back different")
             print(f"{path.name} is identical")
-        say("4. 16 MiB of them change, and they are taken in again")
+        say("4. 16 MiB change entirely, the rest a little, and they are taken in again;")
+        print(
+            "what has not changed is not stored again, and what has changed a little is stored as differences"
+        )
+        self.gpuimg("tag", "first", "job")
         memory[: STEP // 2] = np.roll(memory[: STEP // 2], 1)
+        memory[STEP // 2 :] += rng.random(memory.size - STEP // 2, dtype=np.float32) < 1 / 30
         (images / "pages-1.img").write_bytes(memory.tobytes())
-        self.gpuimg("import", images, "--tag", "second")
+        self.gpuimg("import", images, "--tag", "job", "--incremental")
         self._show()
 
     def _show(self) -> None:
         say("5. What the store holds")
         self.gpuimg("ls")
-        self.gpuimg("show", "second")
-        self.gpuimg("diff", "first", "second")
+        MAP.parent.mkdir(exist_ok=True)
+        self.gpuimg("show", "job", "--map", MAP)
+        self.gpuimg("diff", "first", "job")
         self.gpuimg("stats")
+        say("6. The first checkpoint is not needed by the second")
+        self.gpuimg("rm", "first")
+        self.gpuimg("gc")
         self.gpuimg("verify")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -164,7 +196,7 @@ def main() -> None:
         else:
             print("Not root, so criu cannot run: the demo uses generated images instead of a process.")
             demo.with_generated_images()
-        say("Done. Everything was in a temporary folder and is gone now.")
+        say(f"Done. Look at the map: {MAP}. All else was in a temporary folder and is gone now.")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
