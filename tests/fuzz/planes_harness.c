@@ -4,9 +4,9 @@
  *
  *     planes_harness CORPUS SECONDS
  *
- * CORPUS is a run of records: element size, length n, 1 if there is a base, transform, payload length, 1 if the
- * kernel must be able to decode the payload (u32 each), then n bytes of the chunk, n of the base if there is one,
- * and the payload. With an element size of 0 the payload is a zstd frame of the n bytes. Every buffer has exactly
+ * CORPUS is a run of records: element size, length n, 1 if there is a base, transform, payload length, what the
+ * kernel must do with the payload (0 decode or refuse it, 1 decode it, 2 refuse it; u32 each), then n bytes of the
+ * chunk, n of the base if there is one, and the payload. With an element size of 0 the payload is a zstd frame of the n bytes. Every buffer has exactly
  * the length it is said to have, so that the sanitizer sees one byte too many. The mutations are the same in every
  * run; SECONDS says how many of them are tried.
  */
@@ -36,8 +36,10 @@ int __wrap_vector_sparse_available(void)
     return vectors && __real_vector_sparse_available();
 }
 
+enum { EITHER, DECODE, REFUSE };
+
 typedef struct {
-    uint32_t width, size, has_base, transform, length, own;
+    uint32_t width, size, has_base, transform, length, duty;
     uint8_t *data, *base, *payload;
 } record;
 
@@ -221,6 +223,10 @@ static size_t make_block(uint8_t *out, uint32_t size, int with_tree, int last)
         to += length;
     }
     uint64_t coded = (uint64_t)(to - body);
+    if (any(16) == 0) {
+        coded = any(any(2) && coded > 40 ? 40 : (uint32_t)coded + 1);
+        to = body + coded;
+    }
     uint64_t head = (with_tree ? 2 : 3) | 3u << 2 | (uint64_t)size << 4 | coded << 22;
     uint32_t block_head = (uint32_t)last | 2u << 1 | (uint32_t)(coded + 6) << 3;
     memcpy(out, &block_head, 3);
@@ -237,10 +243,11 @@ static void try_frame(void)
     uint8_t *room = malloc(2 * ROOM_OF_A_BLOCK), *to = room + 9;
     static const uint8_t head[5] = {0x28, 0xB5, 0x2F, 0xFD, 0xA0};
     memcpy(room, head, sizeof head);
+    size += any(16) ? 0 : any(600);
     memcpy(room + 5, &size, 4);
-    to += make_block(to, first, 1, !second);
+    to += make_block(to, first, 1, !second && any(16));
     if (second)
-        to += make_block(to, second, 0, 1);
+        to += make_block(to, second, 0, !!any(16));
     size_t length = (size_t)(to - room);
     uint8_t *frame = copy_of(room, length);
     try_decoding(frame, length, NULL, 0, size);
@@ -284,10 +291,12 @@ int main(int arguments, char **values)
     for (unsigned i = 0; i < count; i++) {
         const record *one = &records[i];
         uint8_t *back = decoded(one->payload, one->length, one->base, one->width, one->size);
-        if ((!back && one->own) || (back && memcmp(back, one->data, one->size)))
+        if ((!back && one->duty == DECODE) || (back && one->duty != REFUSE && memcmp(back, one->data, one->size)))
             fail("the payload is not decoded to the chunk", i);
+        if (back && one->duty == REFUSE)
+            fail("damage is not noticed", i);
         free(back);
-        if (one->width)
+        if (one->width && one->duty != REFUSE)
             check_encoding(one, one->transform, i);
     }
     for (double end = now() + atof(values[2]); now() < end; tried++) {

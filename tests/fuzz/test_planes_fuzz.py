@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from gpuimg.store.planes import Transform
+from tests.fixtures.planes_damaged import DAMAGED, LENGTH
 from tests.fixtures.planes_data import (
     CONSTANT,
     PRESENT,
@@ -35,6 +36,8 @@ from tests.fixtures.store_data import KIB, floats, noise, text
 KERNEL = Path(__file__).resolve().parents[2] / "gpuimg" / "store" / "kernel"
 HARNESS = Path(__file__).with_name("planes_harness.c")
 SECONDS = float(os.environ.get("GPUIMG_FUZZ_SECONDS", "4"))
+# What the kernel must do with a payload; a frame with matches may be refused.
+EITHER, DECODE, REFUSE = range(3)
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
 
@@ -57,14 +60,14 @@ def harness(tmp_path_factory) -> Path:
     return program
 
 
-def record(data: bytes, size: int, transform: int, payload: bytes, base: bytes | None, *, own: bool) -> bytes:
-    head = struct.pack("<6I", size, len(data), base is not None, transform, len(payload), own)
+def record(data: bytes, size: int, transform: int, payload: bytes, base: bytes | None, *, duty: int) -> bytes:
+    head = struct.pack("<6I", size, len(data), base is not None, transform, len(payload), duty)
     return head + data + (base or b"") + payload
 
 
 def frame_record(frame: Stored) -> bytes:
     data = zstandard.ZstdDecompressor().decompress(frame.stored)
-    return record(data, 0, 0, frame.stored, None, own=PRESENT[0] == "kernel")
+    return record(data, 0, 0, frame.stored, None, duty=DECODE if PRESENT[0] == "kernel" else EITHER)
 
 
 def columns(*planes: bytes) -> bytes:
@@ -82,7 +85,7 @@ def write_corpus(path: Path) -> None:
         (floats(20 * KIB + 1, 2, "bfloat16"), 2, Transform.ROTATED, None),
         (later, 4, Transform.DIFFERENCE, weights),
         (later, 4, Transform.EXCLUSIVE, weights),
-        (later, 8, Transform.DIFFERENCE, weights),
+        (later[:-3], 8, Transform.DIFFERENCE, weights[:-3]),
         (
             columns(noise(5000), b"\7" * 5000, thin, drawn(np.geomspace(1, 0.01, 30), 5000)),
             4,
@@ -102,18 +105,20 @@ def write_corpus(path: Path) -> None:
         for name in PRESENT:
             payload = encoded(name, data, size, transform, base)
             if payload is not None:
-                records.append(record(data, size, transform, payload, base, own=name == "kernel"))
+                records.append(
+                    record(data, size, transform, payload, base, duty=DECODE if name == "kernel" else EITHER)
+                )
     # Few values in lists of every mode, raw ones at the payload's end.
     ones = bytes([0, 0, 2]) * 20
     mask = np.packbits(np.frombuffer(ones, np.uint8) > 0, bitorder="little").tobytes()
     for values in ((RAW, b"\2" * 20), (CONSTANT, b"\2")):
         for gaps in ((RAW, b"\2" * 20), (CONSTANT, b"\2")):
             payload = put_together(0, [sparse(gaps, values, (20, 20))])
-            records.append(record(ones, 1, 0, payload, None, own=True))
+            records.append(record(ones, 1, 0, payload, None, duty=DECODE))
         payload = put_together(0, [masked((RAW, mask), values, 20)])
-        records.append(record(ones, 1, 0, payload, None, own=True))
+        records.append(record(ones, 1, 0, payload, None, duty=DECODE))
     last = sparse((RAW, b"\xff\xff\xff\xea"), (RAW, b"\1"), (1, 4))
-    records.append(record(bytes(999) + b"\1", 1, 0, put_together(0, [last]), None, own=True))
+    records.append(record(bytes(999) + b"\1", 1, 0, put_together(0, [last]), None, duty=DECODE))
     for data in (cases[0][0], drawn([0.3, 0.7], 70_000), drawn(np.geomspace(1, 1e-4, 200), 140_000)):
         frames = frames_of(encoded(PRESENT[0], data, 1, Transform.PLAIN) or b"", len(data))
         records += [frame_record(frame) for frame in frames]
@@ -122,8 +127,9 @@ def write_corpus(path: Path) -> None:
         listed = zstandard.ZstdCompressor(level=level).compress(b"\2" * 1000)
         payload = put_together(0, [(ZSTD, frame), sparse((ZSTD, listed), (ZSTD, listed), (1000, 1000))])
         data = columns(text(3000), bytes([0, 0, 2]) * 1000)
-        records.append(record(data, 2, 0, payload, None, own=False))
-    assert len(records) > 14
+        records.append(record(data, 2, 0, payload, None, duty=EITHER))
+    records += [record(bytes(LENGTH), 2, 0, payload, None, duty=REFUSE) for payload in DAMAGED.values()]
+    assert len(records) > 80
     path.write_bytes(b"".join(records))
 
 
@@ -145,17 +151,16 @@ def test_no_sanitizer_reports_anything(harness, tmp_path):
 
 
 def test_the_harness_would_notice(harness, tmp_path):
-    """A payload that is not the chunk's, and a record that is cut short, make it fail."""
     data = drawn([0.4, 0.6], 2000)
-    payload = encoded("pure", data, 1, Transform.PLAIN)
-    wrong = put_together(0, [(1, b"\7")])
-    whole = record(data, 1, 0, payload, None, own=False)
-    for corpus, complaint in (
-        (record(data, 1, 0, wrong, None, own=True), "not decoded"),
-        (whole[:-1], "cut short"),
-    ):
+    good, other = put_together(0, [(RAW, data)]), put_together(0, [(CONSTANT, b"\7")])
+    corpora = {
+        "the payload is not decoded to the chunk": record(data, 1, 0, other, None, duty=EITHER),
+        "damage is not noticed": record(data, 1, 0, good, None, duty=REFUSE),
+        "the corpus is cut short": record(data, 1, 0, good, None, duty=EITHER)[:-1],
+        "the corpus is empty": b"",
+    }
+    for complaint, corpus in corpora.items():
         (tmp_path / "corpus").write_bytes(corpus)
-        result = subprocess.run(
-            [harness, tmp_path / "corpus", "0.1"], capture_output=True, text=True, timeout=60
-        )
+        command = [harness, tmp_path / "corpus", "0.1"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert result.returncode != 0 and complaint in result.stderr

@@ -17,6 +17,7 @@ import zstandard
 from gpuimg.errors import DamagedError
 from gpuimg.store import planes, planes_pure
 from gpuimg.store.planes import Transform
+from tests.fixtures.planes_damaged import DAMAGED, EIGHT, FRAME, GOOD, LENGTH, MASK
 from tests.fixtures.planes_data import (
     BLOCK,
     CODERS,
@@ -427,90 +428,20 @@ def test_empty_and_full_planes_of_few_values_are_read(name):
 
 # Damage
 
-FRAME = zstandard.ZstdCompressor(level=1).compress(bytes(range(250)) * 4)
-GOOD = [(RAW, b"\1" * 1000), (ZSTD, FRAME)]
-# Eight values in a plane of 1001 bytes, whose mask ends with seven bits that mean nothing.
-MASK = b"\xff" + bytes(125)
-
-
-def lying(**changes) -> bytes:
-    """A frame whose header claims what is not so."""
-    return zstandard.ZstdCompressor(**changes).compress(bytes(1000))
-
-
-DAMAGED = {
-    "empty": b"",
-    "no-planes": put_together(0, GOOD)[:4],
-    "head-only": put_together(0, GOOD)[:20],
-    "cut": put_together(0, GOOD)[:-1],
-    "longer": put_together(0, GOOD) + b"x",
-    "unknown-transform": put_together(4, GOOD),
-    "no-base": put_together(2, GOOD),
-    "other-element-size": put_together(0, [*GOOD, *GOOD]),
-    "not-zero": b"\0\2\1\0" + put_together(0, GOOD)[4:],
-    "mode-above-a-byte": put_together(0, [(1 << 8, b"\1" * 1000), GOOD[1]]),
-    "unknown-mode": put_together(0, [(4, b"\1" * 1000), GOOD[1]]),
-    "raw-too-short": put_together(0, [(RAW, b"\1" * 999), GOOD[1]]),
-    "constant-of-two": put_together(0, [(CONSTANT, b"\1\1"), GOOD[1]]),
-    "constant-of-none": put_together(0, [(CONSTANT, b""), GOOD[1]]),
-    "no-frame": put_together(0, [(ZSTD, b""), GOOD[1]]),
-    "other-magic": put_together(0, [(ZSTD, b"\0" + FRAME[1:]), GOOD[1]]),
-    "two-frames": put_together(0, [(ZSTD, FRAME + FRAME), GOOD[1]]),
-    "more-than-a-frame": put_together(0, [(ZSTD, FRAME + b"\0"), GOOD[1]]),
-    "half-a-frame": put_together(0, [(ZSTD, FRAME[:-9]), GOOD[1]]),
-    "shorter-content": put_together(0, [(ZSTD, zstandard.compress(bytes(999))), GOOD[1]]),
-    "longer-content": put_together(0, [(ZSTD, zstandard.compress(bytes(1001))), GOOD[1]]),
-    "gigabytes": put_together(0, [(ZSTD, zstandard.compress(bytes(1 << 28))), GOOD[1]]),
-    "no-content-size": put_together(0, [(ZSTD, lying(write_content_size=False)), GOOD[1]]),
-    "skippable-frame": put_together(0, [(ZSTD, struct.pack("<II", 0x184D2A50, 1000) + bytes(1000)), GOOD[1]]),
-    "claims-a-terabyte": put_together(
-        0, [(ZSTD, struct.pack("<IBQ", 0xFD2FB528, 0xE0, 1 << 40) + FRAME), GOOD[1]]
-    ),
-    "wide-window": put_together(0, [(ZSTD, struct.pack("<IBBI", 0xFD2FB528, 0x80, 0xA8, 1000)), GOOD[1]]),
-    "sparse-without-head": put_together(0, [(SPARSE, bytes(23)), GOOD[1]]),
-    "sparse-in-sparse": put_together(0, [sparse((SPARSE, b"\1"), (RAW, b"\1"), (1, 1)), GOOD[1]]),
-    "more-values-than-places": put_together(
-        0, [sparse((CONSTANT, b"\0"), (CONSTANT, b"\1"), (1001, 1001)), GOOD[1]]
-    ),
-    "billions-of-gaps": put_together(0, [sparse((CONSTANT, b"\xff"), (RAW, b"\1"), (1, 2**32 - 1)), GOOD[1]]),
-    "billions-of-values": put_together(
-        0, [sparse((CONSTANT, b"\0"), (CONSTANT, b"\1"), (2**32 - 1, 2**32 - 1)), GOOD[1]]
-    ),
-    "fewer-gaps-than-values": put_together(0, [sparse((RAW, b"\1"), (RAW, b"\1\1"), (2, 1)), GOOD[1]]),
-    "gaps-without-values": put_together(0, [sparse((RAW, b"\1\1\1"), (RAW, b"\1\1"), (2, 3)), GOOD[1]]),
-    "values-without-gaps": put_together(0, [sparse((RAW, b"\1\xff"), (RAW, b"\1\1"), (2, 2)), GOOD[1]]),
-    "value-behind-the-end": put_together(
-        0, [sparse((RAW, b"\xff\xff\xff\xeb"), (RAW, b"\1"), (1, 4)), GOOD[1]]
-    ),
-    "sparse-longer": put_together(
-        0, [(SPARSE, sparse((RAW, b"\1"), (RAW, b"\1"), (1, 1))[1] + b"x"), GOOD[1]]
-    ),
-    "mask-without-head": put_together(0, [(MASKED, bytes(23)), GOOD[1]]),
-    "mask-too-short": put_together(0, [masked((RAW, MASK[:124]), (RAW, b"12345678"), 8), GOOD[1]]),
-    "mask-too-long": put_together(0, [masked((RAW, MASK), (RAW, b"12345678"), 8), GOOD[1]]),
-    "mask-not-zero": put_together(0, [masked((RAW, MASK[:125]), (RAW, b"12345678"), 8, 1), GOOD[1]]),
-    "mask-of-fewer-values": put_together(0, [masked((RAW, MASK[:125]), (RAW, b"1234567"), 7), GOOD[1]]),
-    "mask-of-more-values": put_together(0, [masked((RAW, MASK[:125]), (RAW, b"123456789"), 9), GOOD[1]]),
-    "mask-of-more-than-all": put_together(0, [masked((CONSTANT, b"\xff"), (CONSTANT, b"1"), 1001), GOOD[1]]),
-    "mask-of-billions": put_together(0, [masked((CONSTANT, b"\xff"), (CONSTANT, b"1"), 2**32 - 1), GOOD[1]]),
-    "mask-longer": put_together(
-        0, [(MASKED, masked((RAW, MASK[:125]), (RAW, b"12345678"), 8)[1] + b"x"), GOOD[1]]
-    ),
-    "sparse-cut": put_together(0, [(SPARSE, sparse((RAW, b"\1"), (RAW, b"\1"), (1, 1))[1][:-1]), GOOD[1]]),
-}
-
 
 @pytest.mark.parametrize("name", CODERS)
 def test_the_base_of_the_damaged_payloads_is_good(name):
-    expected = np.stack([np.ones(1000, np.uint8), np.frombuffer(bytes(range(250)) * 4, np.uint8)], axis=1)
-    assert decoded(name, put_together(0, GOOD), 2000, 2) == expected.tobytes()
+    assert decoded(name, put_together(0, GOOD), LENGTH, 2) == b"\1\2" * 1000
+    frame = put_together(0, [(ZSTD, FRAME), GOOD[1]])
+    assert decoded(name, frame, LENGTH, 2)[::2] == bytes(range(250)) * 4
+    assert decoded(name, put_together(0, [masked(MASK, EIGHT, 8)]), 1000, 1) == EIGHT[1] + bytes(992)
 
 
 @pytest.mark.parametrize("name", CODERS)
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damage_is_refused_in_little_memory(name, damage):
-    around = np.full(2000 + 128, 0x5A, dtype=np.uint8)
-    planes_pure.decode(memoryview(put_together(0, GOOD)), memoryview(bytearray(2000)), 2, None)
+    around = np.full(LENGTH + 128, 0x5A, dtype=np.uint8)
+    planes_pure.decode(memoryview(put_together(0, [(ZSTD, FRAME)])), memoryview(bytearray(1000)), 1, None)
     tracemalloc.start()
     try:
         with coder(name), pytest.raises(DamagedError):
@@ -523,11 +454,11 @@ def test_damage_is_refused_in_little_memory(name, damage):
 
 @pytest.mark.parametrize("name", CODERS)
 def test_bits_of_a_mask_behind_the_plane_are_damage(name):
-    """Seven bits of the mask of 1001 bytes mean nothing."""
-    good = masked((RAW, MASK), (RAW, b"12345678"), 8)
-    assert decoded(name, put_together(0, [good]), 1001, 1) == b"12345678" + bytes(993)
+    """Seven bits of the last byte of the mask of 1001 bytes mean nothing."""
+    good = masked((RAW, MASK[1] + b"\0"), EIGHT, 8)
+    assert decoded(name, put_together(0, [good]), 1001, 1) == EIGHT[1] + bytes(993)
     for bit in range(1, 8):
-        beyond = masked((RAW, MASK[:-1] + bytes([1 << bit])), (RAW, b"123456789"), 9)
+        beyond = masked((RAW, MASK[1] + bytes([1 << bit])), (RAW, b"123456789"), 9)
         with coder(name), pytest.raises(DamagedError):
             planes.decode(put_together(0, [beyond]), bytearray(1001), 1)
 
