@@ -13,6 +13,8 @@ _WINDOW = 64 << 20
 # Coding may take this share of the time that the sink takes; below the lower one there is time for more.
 _TOO_SLOW = 0.9
 _TIME_LEFT = 0.25
+# Decisions for which a profile that was too slow counts as such.
+_REMEMBERED = 16
 
 
 class Effort:
@@ -31,6 +33,9 @@ class Effort:
         self._raw = 0
         self._coding = 0.0
         self._sinking = 0.0
+        self._decisions = 0
+        # By profile: what coding cost (seconds a byte) when it was too slow, and which decision that was.
+        self._too_slow: dict[Profile, tuple[float, int]] = {}
 
     def coded(self, raw: int, cpu_seconds: float) -> None:
         """Tell of `raw` bytes that a worker has coded, in seconds of its processor time."""
@@ -42,18 +47,36 @@ class Effort:
             if self._raw >= _WINDOW:
                 self._decide()
 
+    def wrote(self, started: float) -> None:
+        """Tell that a worker was writing since `started` (time.monotonic); others may have been as well."""
+        self._add((time.monotonic() - started) / self._workers)
+
     def sank(self, started: float) -> None:
-        """Tell that the sink was at work since `started` (time.monotonic)."""
+        """Tell that the sink as a whole was at work since `started` (time.monotonic)."""
+        self._add(time.monotonic() - started)
+
+    def _add(self, seconds: float) -> None:
         with self._lock:
-            self._sinking += time.monotonic() - started
+            self._sinking += seconds
 
     def _decide(self) -> None:
-        step = 0
+        self._decisions += 1
+        at = _LADDER.index(self.profile)
         if self._coding > _TOO_SLOW * self._sinking:
-            step = -1
+            self._too_slow[self.profile] = self._coding / self._raw, self._decisions
+            at -= 1
         elif self._coding < _TIME_LEFT * self._sinking:
-            step = 1
-        at = _LADDER.index(self.profile) + step
-        self.profile = _LADDER[max(0, min(at, len(_LADDER) - 1))]
+            at += 1
+        to = _LADDER[max(0, min(at, len(_LADDER) - 1))]
+        if not self._would_be_too_slow(to):
+            self.profile = to
         self._raw = 0
         self._coding = self._sinking = 0.0
+
+    def _would_be_too_slow(self, profile: Profile) -> bool:
+        """Whether it was not long ago, and the sink has not become slower than coding was then."""
+        if profile not in self._too_slow or _LADDER.index(profile) <= _LADDER.index(self.profile):
+            return False
+        cost, decision = self._too_slow[profile]
+        recent = self._decisions - decision <= _REMEMBERED
+        return recent and cost * self._raw > _TOO_SLOW * self._sinking

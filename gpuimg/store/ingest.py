@@ -271,7 +271,7 @@ class Session:
                 writer.add(chunk.id, chunk.length, coding, data, base_id)
             # The slab is used again as soon as this is done.
             writer.flush()
-        self._effort.sank(begun)
+        self._effort.wrote(begun)
 
     def _bases_of(
         self, stages: StageTimes, file: FileIngest, new: list[Chunk], held: contextlib.ExitStack
