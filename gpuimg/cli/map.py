@@ -36,7 +36,7 @@ COLOURS: dict[Kind, str] = {
 }
 MEANING: dict[Kind, str] = {
     Kind.ZERO: "zeros, not stored",
-    Kind.UNCHANGED: "as the parent has it, in the same place",
+    Kind.UNCHANGED: "as in the parent, there or moved",
     Kind.KNOWN: "in an older checkpoint, or twice in this one",
     Kind.DELTA: "stored as differences to other chunks",
     Kind.CODED: "compressed, without a base",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ from gpuimg.store.codec import Codec
 from gpuimg.store.context import Context
 from gpuimg.store.explain import LOST, Chains, coding_name
 from gpuimg.store.index import Place
-from gpuimg.store.model import BufferObject, FileEntry, Manifest, Piece
+from gpuimg.store.model import BufferObject, FileEntry, Layout, Manifest, Piece
 from gpuimg.store.parent import Matcher
 from gpuimg.store.reader import file_runs
 
@@ -28,6 +28,10 @@ MAX_CELLS = 20_000
 """A map with more chunks than this has cells that stand for several."""
 _MAX_BLOCKS = 160
 _BATCH = 4096
+# Marks pieces of which a recipe should tell that cannot be read.
+_UNREADABLE = b"unreadable"
+
+_Unchanged = Callable[[Piece], bool]
 
 
 class Kind(enum.StrEnum):
@@ -138,20 +142,16 @@ class _Mapper:
 
     def _match_parent(self) -> dict[str, FileEntry]:
         """The parent's file for each file that has one."""
-        files = self._parent.files if self._parent is not None else ()
-        matcher = Matcher(files)
-        names = {entry.name for entry in files}
-        # The matcher wants to be asked for names that match exactly first.
-        ordered = sorted(self._entries, key=lambda entry: entry.name not in names)
-        matches = ((entry.name, matcher.match(entry.name, entry.bo)) for entry in ordered)
+        matcher = Matcher(self._parent.files if self._parent is not None else ())
+        matches = ((entry.name, matcher.match(entry.name, entry.bo)) for entry in self._entries)
         return {name: before for name, before in matches if before is not None}
 
-    def _unchanged(self, entry: FileEntry) -> set[tuple[int, bytes]]:
-        """Offset and id of every chunk of the parent's version of a file."""
+    def _unchanged(self, entry: FileEntry) -> _Unchanged:
+        """What the parent's version of a file has."""
         before = self._before.get(entry.name)
-        if before is None:
-            return set()
-        return {(piece.offset, piece.id) for piece in self._pieces(before) if piece.id is not None}
+        pieces = self._pieces(before) if before is not None else ()
+        found = {(_place(entry, piece), piece.id) for piece in pieces if piece.id is not None}
+        return lambda piece: (_place(entry, piece), piece.id) in found
 
     def _survey(self) -> tuple[int, set[bytes]]:
         """The number of cells without aggregation, and the chunks that older checkpoints had already."""
@@ -161,11 +161,11 @@ class _Mapper:
         wanted = 0
         for entry in self._entries:
             found = self._found_in_the_store(entry)
-            unchanged = self._unchanged(entry) if found else set()
+            is_unchanged = self._unchanged(entry)
             wanted += found
             for piece in self._pieces(entry):
                 total += 1
-                if found and piece.id is not None and (piece.offset, piece.id) not in unchanged:
+                if found and piece.id is not None and not is_unchanged(piece):
                     _, everywhere = candidates.get(piece.id, (0, 0))
                     candidates[piece.id] = (piece.length, everywhere + piece.length)
         return total, self._find_known(candidates, wanted) if wanted else set()
@@ -230,38 +230,38 @@ class _Mapper:
             yield rest.block(f"{len(joined)} smaller files", None, len(joined), size)
 
     def _classify(self, entry: FileEntry) -> Iterator[tuple[Piece, Kind, Place | None, int]]:
-        unchanged = self._unchanged(entry)
+        is_unchanged = self._unchanged(entry)
         batch: list[Piece] = []
         for piece in self._pieces(entry):
             batch.append(piece)
             if len(batch) == _BATCH:
-                yield from self._classify_batch(batch, unchanged)
+                yield from self._classify_batch(batch, is_unchanged)
                 batch = []
-        yield from self._classify_batch(batch, unchanged)
+        yield from self._classify_batch(batch, is_unchanged)
 
     def _classify_batch(
-        self, pieces: list[Piece], unchanged: set[tuple[int, bytes]]
+        self, pieces: list[Piece], is_unchanged: _Unchanged
     ) -> Iterator[tuple[Piece, Kind, Place | None, int]]:
         ids = [piece.id for piece in pieces if piece.id is not None]
         places = self._context.index.lookup(ids)
         found = dict(zip(ids, zip(places, self._chains.depths(places), strict=True), strict=True))
         for piece in pieces:
             place, depth = found[piece.id] if piece.id is not None else (None, 0)
-            kind = self._kind(piece, place, depth, unchanged)
+            kind = self._kind(piece, place, depth, is_unchanged)
             total = self.totals[kind]
             total.raw_bytes += piece.length
             if place is not None and kind in (Kind.DELTA, Kind.CODED, Kind.RAW):
                 total.stored_bytes += place.stored
             yield piece, kind, place, depth
 
-    def _kind(self, piece: Piece, place: Place | None, depth: int, unchanged: set[tuple[int, bytes]]) -> Kind:
+    def _kind(self, piece: Piece, place: Place | None, depth: int, is_unchanged: _Unchanged) -> Kind:
         if piece.id is None:
             return Kind.ZERO if piece.fingerprint != _UNREADABLE else Kind.LOST
         is_repeated = piece.id in self._seen
         self._seen.add(piece.id)
         if place is None or depth == LOST:
             return Kind.LOST
-        if (piece.offset, piece.id) in unchanged:
+        if is_unchanged(piece):
             return Kind.UNCHANGED
         if is_repeated or piece.id in self._known:
             return Kind.KNOWN
@@ -270,8 +270,8 @@ class _Mapper:
         return Kind.RAW if place.codec == Codec.RAW else Kind.CODED
 
     def _pieces(self, entry: FileEntry) -> Iterator[Piece]:
-        """The pieces of a file; runs of zeros in parts that are chunks elsewhere, like the rest of a file
-        from where its recipe cannot be read (marked by its fingerprint)."""
+        """The pieces of a file; runs of zeros in parts as long as chunks, like the rest of a file from where
+        its recipe cannot be read (marked by its fingerprint)."""
         offset = 0
         try:
             for run in file_runs(self._context.reader, entry):
@@ -291,7 +291,9 @@ class _Mapper:
             start = stop
 
 
-_UNREADABLE = b"unreadable"
+def _place(entry: FileEntry, piece: Piece) -> int:
+    """Where a chunk must be to be unchanged; in page images pages come and go, so that it may have moved."""
+    return 0 if entry.layout is Layout.PAGES else piece.offset
 
 
 class _BlockBuilder:

@@ -128,6 +128,20 @@ def test_what_was_unchanged_is_drawn_as_it_is_stored_when_the_parent_is_gone(sto
     assert any("has been removed" in label.text for label in compose(child, found).labels)
 
 
+def test_what_moved_in_a_page_image_is_unchanged_and_elsewhere_known(store):
+    memory = noise(4 * MIB, 1)
+    files = {"pages-1.img": memory, "other": memory[:MIB]}
+    first = put(store, files)
+    moved = {"pages-1.img": noise(5 * 4 * KIB, 2) + memory, "other": noise(CHUNK, 3) + memory[: MIB - CHUNK]}
+    child = put(store, moved, parent=first)
+    assert child.statistics.unchanged_bytes > 3 * MIB
+    found = memory_map(store, child)
+    for kind, figure in FIGURES.items():
+        total = found.totals[kind].raw_bytes if kind in found.totals else 0
+        assert total == getattr(child.statistics, figure), kind
+    assert {cell.kind for cell in by_name(found)["other"].cells[1:]} == {Kind.KNOWN}
+
+
 def test_a_large_map_has_cells_of_several_chunks_and_says_so(store):
     _, child = job(store)
     exact = memory_map(store, child)
