@@ -24,8 +24,8 @@ from gpuimg.store.recipe import Segment
 _NUMBERS = re.compile(r"(?<=-)[0-9a-f]+(?=\.)|[0-9]+")
 # How much is to be seen behind a change before it is asked whether contents moved: the longest chunk.
 _SIGHT = SLAB_SIZE // 2
-# In a row of changes that is asked at the 1st, 2nd, 4th, ... and at every 32nd: the answer costs BLAKE3.
-_ASK_EVERY = 32
+# In a row of changes that is asked at the 1st, 2nd, 4th, ... and at every 128th: the answer costs BLAKE3.
+_ASK_EVERY = 128
 # Chunks that are looked for then, and slab by slab as long as nothing lines up.
 _PROBED = 8
 _PROBED_AGAIN = 2
@@ -49,6 +49,8 @@ class ParentFile:
         self.size = entry.size
         self.element_size = element_size
         self.seed = seed
+        self.changes = 0
+        """How many chunks in a row were not what it had; all that cut one new file by it count together."""
         self._reader = reader
         self._index = index
         self._starts = list(itertools.accumulate((ref.size for ref in entry.segments), initial=0))
@@ -155,7 +157,7 @@ class ParentCutter:
         self._begun = False
         # Cuts what does not line up; None while it does.
         self._own: Cutter | None = None
-        # How many chunks (how many slabs, as long as nothing lines up) in a row were not what the parent had.
+        # How many slabs in a row did not line up.
         self._misses = 0
 
     def cut(self, buffer: memoryview, *, last: bool) -> tuple[list[Cut], int]:
@@ -190,7 +192,7 @@ class ParentCutter:
                     return offset
                 break
             cut, changed = self._compare(piece, offset, buffer[offset:end])
-            if changed and _is_due(self._misses + 1):
+            if changed and _is_due(self._parent.changes + 1):
                 if offset and not last and len(buffer) - offset < _SIGHT:
                     return offset
                 found = self._look_ahead(buffer[offset:], piece, last=last)
@@ -199,7 +201,7 @@ class ParentCutter:
                 if found is not None:
                     offset = self._go_on(offset, cuts, *found)
                     continue
-            self._misses = self._misses + 1 if changed else 0
+            self._parent.changes = self._parent.changes + 1 if changed else 0
             cuts.append(cut)
             offset = end
             self._next = next(self._pieces, None)
@@ -269,7 +271,7 @@ class ParentCutter:
         self._pieces = self._parent.pieces(there.offset + there.length)
         self._next = next(self._pieces, None)
         self._own = None
-        self._misses = 0
+        self._parent.changes = 0
         self.moved = True
         return start + there.length
 
