@@ -24,8 +24,8 @@ SIZE = 256 * MIB
 STEP = 16 * MIB
 TIMEOUT = 30.0
 
-# The process: counts into a file ten times a second; for each line on its FIFO it changes the first 16 MiB of
-# its memory entirely, and the last place of every thirtieth weight in the rest.
+# The process: counts into a file ten times a second; for each byte on its FIFO it changes the first 16 MiB of
+# its memory entirely, and the last place of every thirtieth weight in the rest, and makes another file.
 JOB = """
 import os, select, sys
 import numpy as np
@@ -59,6 +59,7 @@ while True:
     if select.select([orders], [], [], 0.1)[0]:
         os.read(orders, 1)
         train()
+        open(counter + ".trained", "w").close()
 """
 
 
@@ -106,7 +107,7 @@ class Demo:
         )
         self.gpuimg("tag", "first", "job")
         (self.folder / "orders").write_text("x")
-        time.sleep(2.0)
+        self._wait_for((self.folder / "counter.trained").exists, "the process to train")
         self.gpuimg("dump", "-t", str(job.pid), "--tag", "job", "--incremental", "--leave-running")
         after = self._count()
         self._wait_for(lambda: self._count() > after, "the counter to go on")
