@@ -15,7 +15,8 @@ import gpuimg
 from gpuimg.store import recipe
 from gpuimg.store.bases import DEPTH_LIMIT
 from gpuimg.store.choice import Profile
-from tests.fixtures.incremental import WAYS, chain, chunk_ids, drifted, take
+from gpuimg.store.chunking import MAX_PAGES
+from tests.fixtures.incremental import WAYS, chain, chunk_ids, drifted, entries, take
 from tests.fixtures.store_data import KIB, MIB, PAGE, floats, noise
 
 EXAMPLES = int(os.environ.get("GPUIMG_FUZZ_EXAMPLES", "25"))
@@ -42,8 +43,8 @@ def filled(kind, size, seed):
 
 contents = st.builds(
     filled,
-    st.sampled_from(["zeros", "pattern", "noise", "float32", "bfloat16", "float64"]),
-    st.sampled_from([0, 1, 4096, 4097, 70_000, 300_001, MIB, 2 * MIB + 1, 3 * MIB + PAGE]),
+    st.sampled_from(["float32", "bfloat16", "float64", "noise", "float32", "pattern", "zeros"]),
+    st.sampled_from([MIB, 2 * MIB + 1, 3 * MIB + PAGE, 300_001, 4 * MIB, 70_000, 4097, 4096, 0]),
     seeds,
 )
 
@@ -108,11 +109,11 @@ def append(data, at, length, unit, seed):  # noqa: ARG001
     return (data + floats(max(unit, (length << 4)), seed))[:LIMIT]
 
 
-EDITS = [drift, drift_all, overwrite, insert, repeat, delete, zero, swap, truncate, append]
+EDITS = [drift, drift_all, insert, delete, swap, overwrite, repeat, zero, append, drift, truncate]
 edits = st.tuples(st.sampled_from(EDITS), shares, shares, units, seeds)
 steps = st.fixed_dictionaries(
     {
-        "edits": st.lists(edits, max_size=3),
+        "edits": st.lists(edits, min_size=1, max_size=3),
         # None: a full checkpoint; 0: the one before; others further back.
         "parent": st.sampled_from([0, 0, 0, 0, 1, 2, None]),
         "way": st.sampled_from(WAYS),
@@ -128,15 +129,54 @@ steps = st.fixed_dictionaries(
     chunk_size=st.sampled_from([64 * KIB, 256 * KIB, MIB]),
     segment=st.sampled_from([5, 4096]),
     first=contents,
-    series=st.lists(steps, min_size=1, max_size=7),
+    series=st.lists(steps, min_size=2, max_size=7),
 )
 def test_any_series_of_increments_comes_back(name, chunk_size, segment, first, series):
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        entries, recipe.SEGMENT_ENTRIES = recipe.SEGMENT_ENTRIES, segment
+        usual, recipe.SEGMENT_ENTRIES = recipe.SEGMENT_ENTRIES, segment
         try:
             run(Path(folder), name, chunk_size, first, series)
         finally:
-            recipe.SEGMENT_ENTRIES = entries
+            recipe.SEGMENT_ENTRIES = usual
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(100, 1200),
+    seed=seeds,
+    series=st.lists(
+        st.tuples(
+            st.lists(
+                st.tuples(
+                    st.sampled_from([insert, delete, swap, overwrite, drift, zero, repeat]),
+                    shares,
+                    shares,
+                    seeds,
+                ),
+                min_size=1,
+                max_size=4,
+            ),
+            st.sampled_from(WAYS),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_pages_that_come_go_and_change_come_back_in_chunks_of_whole_pages(count, seed, series):
+    data = floats(count * PAGE, seed)
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY) as folder,
+        gpuimg.init_store(Path(folder) / "store", chunk_size=64 * KIB) as store,
+    ):
+        parent = take(store, {"pages-1.img": data})
+        for changes, way in series:
+            for edit, at, length, number in changes:
+                data = edit(data, at, length, PAGE, number)
+            parent = take(store, {"pages-1.img": data}, parent=parent, way=way)
+            assert parent.read("pages-1.img") == data
+            made = entries(store, parent, "pages-1.img") if parent.files["pages-1.img"].segments else []
+            assert all(entry.length % PAGE == 0 for entry in made)
+            assert all(entry.length <= MAX_PAGES * PAGE for entry in made if entry.id is not None)
 
 
 def run(folder, name, chunk_size, data, series):
