@@ -139,15 +139,10 @@ class Chooser:
 
     def __init__(self, profile: Profile = Profile.BALANCED, element_size: int = 0) -> None:
         self.profile = profile
-        self._remembered = element_size
+        self.element_size = element_size
+        """Bytes of an element of the file as the last coding that has elements saw it, else as given."""
         self._alone = _Memory()
         self._against = _Memory()
-
-    @property
-    def element_size(self) -> int:
-        """Bytes of an element of the file as the last look saw it, else as was remembered, or 0."""
-        seen = self._against.look.coding.element_size or self._alone.look.coding.element_size
-        return seen or self._remembered
 
     def wants_base(self) -> bool:
         """Whether reading the base of the next chunk is likely to pay."""
@@ -178,7 +173,10 @@ class Chooser:
         elif coding is not RAW:
             # The whole chunk knows its ratio better than its samples did.
             memory.look = Look(coding, ratio)
-        return Encoded(coding, payload) if payload is not None else Encoded(RAW, None)
+        if payload is None:
+            return Encoded(RAW, None)
+        self.element_size = coding.element_size or self.element_size
+        return Encoded(coding, payload)
 
 
 def _encode(coding: Coding, chunk: memoryview, base: memoryview | None) -> bytes | None:

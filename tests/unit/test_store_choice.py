@@ -235,6 +235,9 @@ def test_the_element_size_is_remembered_until_another_is_seen():
     assert chooser.element_size == 4
     chooser.encode(memoryview(floats(64 * KIB, 1, "bfloat16")))
     assert chooser.element_size == 2
+    for end in (noise(5), noise(64 * KIB)):
+        chooser.encode(memoryview(end))
+        assert chooser.element_size == 2, "what has no elements says nothing of those before"
     assert Chooser().element_size == 0
 
 
