@@ -81,7 +81,7 @@ def ls_command(state: State) -> None:
 @click.argument("a")
 @click.argument("b")
 def diff_command(state: State, a: str, b: str) -> None:
-    """Say which files of two checkpoints differ, by how much, and how the difference is stored.
+    """Say which files of two checkpoints differ, and by how much.
 
     Of the bytes of B that are not at the same place in A: how many are in chunks that A's file lacks, how
     many of these are stored as differences to other chunks and how many alone, and what they take.

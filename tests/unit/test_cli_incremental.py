@@ -17,6 +17,7 @@ import gpuimg
 from gpuimg.cli import main
 from gpuimg.store.choice import Profile
 from gpuimg.store.directory import import_directory
+from gpuimg.store.model import BufferObject
 from gpuimg.stream.stored import capture
 from tests.compat.streamlib import Client
 from tests.fixtures.store_data import KIB, MIB, floats, noise
@@ -317,3 +318,101 @@ def test_the_drop_in_streamer_keeps_to_upstreams_command_line(tmp_path: Path) ->
         )
         assert done.returncode == 1
         assert f"unknown option {option}" in done.stderr
+
+
+# What is shown
+
+
+def columns(table: list[str]) -> list[str]:
+    return table[0].split()
+
+
+def test_people_see_how_a_checkpoint_is_stored(shell: Shell, images: Path) -> None:
+    first = shell.json("import", images, "--tag", "first")["checkpoint"]
+    train(images)
+    shell("import", images, "--tag", "job", "--parent", "first")
+    facts, table = (part.splitlines() for part in shell("show", "job").split("\n\n"))
+    told = {line[:11].strip(): line[12:] for line in facts}
+    assert told["parent"] == f"{first[:12]} (first)"
+    assert told["taken"].startswith("unchanged ") and "differences 2." in told["taken"]
+    assert told["depth"].startswith("1 at most, 0.")
+    assert "float_planes/4+base 2.0 MiB" in told["codecs"]
+    assert "of other checkpoints" in told["stored"]
+    # Nothing was known already, so there is no column for it; nor for buffer objects.
+    assert columns(table) == (
+        ["file", "size", "unchanged", "differences", "zero", "stored", "ratio", "depth"]
+    )
+    assert [line.split()[0] for line in table[1:]] == ["pages-1.img", "weights"]
+    assert table[2].split()[-2:] == ["1", "(1.00)"]
+    *_, listed = shell("show", "job", "--files").split("\n\n")
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == ["core-1.img", "pages-1.img", "weights"]
+    *_, full = shell("show", "first").split("\n\n")
+    assert "depth" not in columns(full.splitlines()) and "unchanged" not in full
+
+
+def test_programs_see_the_same(shell: Shell, images: Path) -> None:
+    shell("import", images, "--tag", "job")
+    train(images)
+    made = shell.json("import", images, "--tag", "job", "--incremental")
+    shown = shell.json("show", "job")
+    assert shown["parent"] == made["parent"]
+    assert {kind: shown[kind] for kind in KINDS} == {kind: made[kind] for kind in KINDS}
+    pages, weights = shown["entries"]
+    assert (pages["name"], weights["name"], weights["inline"]) == ("pages-1.img", "weights", False)
+    assert sum(weights["taken"][kind] for kind in KINDS) == weights["size"] == weights["taken"]["raw_bytes"]
+    assert weights["element_size"] == 4
+    now = weights["now"]
+    assert (now["max_depth"], now["mean_depth"], now["lost_chunks"]) == (1, 1.0, 0)
+    assert list(now["codecs"]) == ["float_planes/4+base"]
+    assert now["ratio"] == weights["size"] / now["stored_bytes"]
+    names = [entry["name"] for entry in shell.json("show", "job", "--files")["entries"]]
+    assert names == ["core-1.img", "pages-1.img", "weights"]
+
+
+def test_of_very_many_files_the_largest_are_shown(shell: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(25):
+        (folder / f"f{number:02}").write_bytes(noise(8 * KIB + number, number))
+    shell("import", folder, "--tag", "many")
+    *_, table = shell("show", "many").split("\n\n")
+    lines = table.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == [f"f{number:02}" for number in range(5, 25)]
+    assert lines[-1] == "and 5 smaller ones; --files lists them all"
+    assert len(shell("show", "many", "--files").split("\n\n")[-1].splitlines()) == 26
+
+
+def test_a_difference_and_the_statistics_tell_of_chains(shell: Shell, images: Path) -> None:
+    shell("import", images, "--tag", "a")
+    train(images)
+    (images / "core-1.img").write_bytes(b"more")
+    shell("import", images, "--tag", "b", "--parent", "a")
+    table = shell("diff", "a", "b").splitlines()
+    assert columns(table)[-3:] == ["differences", "alone", "stored"]
+    found = {item["name"]: item for item in shell.json("diff", "a", "b")["files"]}
+    assert found["weights"]["delta_bytes"] == 2 * MIB
+    assert found["pages-1.img"]["changed_bytes"] < MIB
+    codecs, depths, checkpoints = shell("stats").split("\n\n")[1:]
+    assert any(line.startswith("float_planes/4+base ") for line in codecs.splitlines())
+    assert [line.split()[0] for line in depths.splitlines()] == ["depth", "0", "1"]
+    assert "differences" in checkpoints.splitlines()[0]
+    report = shell.json("stats")
+    assert [item["depth"] for item in report["depths"]] == [0, 1]
+    assert sum(item["chunks"] for item in report["depths"]) == report["unique_chunks"]
+
+
+def test_buffer_objects_are_shown_by_what_they_are(shell: Shell) -> None:
+    with gpuimg.open_store(shell.store) as store, store.ingest() as session:
+        file = session.file("bo", bo=BufferObject(0x1A2B, 7, 0x7F00_0000_0000, MIB, 0x20))
+        file.write(noise(MIB))
+        file.close()
+        session.commit(tag="gpu")
+    assert "gpu 0x1a2b #7 at 0x7f0000000000" in shell("show", "gpu")
+    (entry,) = shell.json("show", "gpu")["entries"]
+    assert entry["bo"] == {
+        "gpu_id": 0x1A2B,
+        "handle": 7,
+        "address": 0x7F00_0000_0000,
+        "size": MIB,
+        "flags": 0x20,
+    }
