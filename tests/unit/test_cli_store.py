@@ -22,9 +22,12 @@ STATISTICS = {
     "new_bytes",
     "zero_bytes",
     "inline_bytes",
+    "unchanged_bytes",
     "deduplicated_bytes",
+    "delta_bytes",
     "coded_bytes",
     "raw_stored_bytes",
+    "stored_bytes",
     "chunks",
     "new_chunks",
     "seconds",
@@ -77,7 +80,10 @@ def test_import_reports_what_it_added_and_export_gives_the_bytes_back(
 ) -> None:
     raw = sum(path.stat().st_size for path in images.iterdir())
     first = shell.json("import", str(images), "--tag", "one")
-    assert first.keys() == {"checkpoint", "tag"} | STATISTICS
+    assert first.keys() == {"checkpoint", "tag", "parent", "full_because"} | STATISTICS
+    assert first["parent"] is first["full_because"] is None
+    taken = ("zero", "inline", "unchanged", "deduplicated", "delta", "coded", "raw_stored")
+    assert sum(first[f"{kind}_bytes"] for kind in taken) == raw
     assert (first["tag"], first["raw_bytes"]) == ("one", raw)
     assert 0 < first["new_bytes"] < raw
     second = shell.json("import", str(images), "--tag", "two")
@@ -106,7 +112,9 @@ def test_looking_into_the_store(shell: Shell, images: Path) -> None:
     assert stats["raw_bytes"] == one["raw_bytes"] + two["raw_bytes"]
     assert stats["unique_chunks"] > 0
     assert 0 < stats["stored_bytes"] < stats["raw_bytes"]
-    assert {"id", "tags", "created", "files", "raw_bytes", "new_bytes"} == stats["checkpoints"][0].keys()
+    listed = stats["checkpoints"][0]
+    assert listed.keys() == {"id", "tags", "created", "files", "parent"} | STATISTICS
+    assert {name: listed[name] for name in STATISTICS} == {name: one[name] for name in STATISTICS}
 
 
 def test_the_same_for_people(shell: Shell, images: Path) -> None:
