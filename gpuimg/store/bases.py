@@ -11,7 +11,7 @@ from gpuimg.store.pack import MAX_CHAIN
 from gpuimg.store.pool import SLAB_SIZE, Pool
 from gpuimg.store.reader import ChunkReader
 
-DEPTH_LIMIT = 4
+DEPTH_LIMIT = 2
 """How many differences away from a chunk that stands alone another may be (docs/architecture.md says why)."""
 
 

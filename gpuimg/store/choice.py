@@ -20,6 +20,7 @@ _ZSTD_ADVANTAGE = 0.90
 _REPEATS = 0.05
 # Bit shuffling is looked at when the steps from element to element take this much less than the elements.
 _STEPS = 0.5
+_REPEATS_WORTH_EFFORT = 0.01
 _SAMPLE = 4096
 _SAMPLES = 4
 _LOOK_EVERY = 16
@@ -70,8 +71,9 @@ def look(chunk: memoryview, profile: Profile = Profile.BALANCED, base: memoryvie
     if profile is Profile.RAW:
         return Look(RAW, 1.0)
     sample = _sample(chunk)
+    repeated = repeats(sample)
     best = _best_planes(_PLANES, sample, None)
-    if profile is not Profile.FAST and repeats(sample) > _REPEATS:
+    if profile is not Profile.FAST and repeated > _REPEATS:
         best = _against_dictionaries(sample, best)
     elif profile is not Profile.FAST and _counts(_middle(chunk), best.ratio):
         best = min(best, _best_shuffled(sample), key=_ratio)
@@ -81,7 +83,8 @@ def look(chunk: memoryview, profile: Profile = Profile.BALANCED, base: memoryvie
         delta = _best_planes(_DELTAS, sample, _sample(base[: len(chunk)]))
         if delta.ratio < best.ratio * _DELTA_ADVANTAGE:
             best = delta
-    if profile is Profile.DENSE:
+    # Where nothing repeats there is nothing to be had for the effort.
+    if profile is Profile.DENSE and repeated > _REPEATS_WORTH_EFFORT:
         return Look(best.coding._replace(dense=True), best.ratio)
     return best
 

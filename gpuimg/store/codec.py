@@ -79,7 +79,7 @@ def encode(coding: Coding, chunk: memoryview, base: memoryview | None = None) ->
     if coding.codec is Codec.RAW:
         return None
     if coding.codec is Codec.FLOAT_PLANES:
-        return planes.encode(chunk, coding.element_size, coding.transform, base)
+        return planes.encode(chunk, coding.element_size, coding.transform, base, dense=coding.dense)
     payload = compress(coding, chunk)
     return payload if len(payload) < len(chunk) else None
 

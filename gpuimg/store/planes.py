@@ -43,11 +43,17 @@ def kernel_available() -> bool:
 
 
 def encode(
-    data: ReadableBuffer, element_size: int, transform: Transform, base: ReadableBuffer | None = None
+    data: ReadableBuffer,
+    element_size: int,
+    transform: Transform,
+    base: ReadableBuffer | None = None,
+    *,
+    dense: bool = False,
 ) -> bytes | None:
     """The payload of a chunk of at most 2 MiB, or None if it would not be smaller than the chunk.
 
-    A base of another length is cut off, or filled up with zero bytes.
+    A base of another length is cut off, or filled up with zero bytes. With `dense` every plane is also given
+    to zstd, which finds what repeats in it, at many times the cost.
 
     Raises
     ------
@@ -56,12 +62,15 @@ def encode(
     """
     chunk, fitted = _prepare(data, element_size, transform, base)
     compiled = kernel()
+    payload: bytes | None = None
     if compiled is not None:
-        payload: bytes | None = compiled.encode_planes(chunk, element_size, int(transform), fitted)
-        return payload
+        payload = compiled.encode_planes(chunk, element_size, int(transform), fitted)
+        if not dense:
+            return payload
     from gpuimg.store import planes_pure
 
-    return planes_pure.encode(chunk, element_size, transform, fitted)
+    other = planes_pure.encode(chunk, element_size, transform, fitted, dense=dense)
+    return min((made for made in (payload, other) if made is not None), key=len, default=None)
 
 
 def estimate(

@@ -40,6 +40,8 @@ _SAMPLES = 16
 
 # Little more than Huffman coding: in planes there is next to nothing to match.
 _WINDOW_LOG, _HASH_LOG, _MIN_MATCH = 18, 6, 7
+# With matches wherever there are any, for dense payloads.
+_THOROUGH_LEVEL = 9
 # What any decoder must be able to do (RFC 8878), and more than a chunk can use.
 _MAX_WINDOW = 8 * 1024 * 1024
 
@@ -47,7 +49,12 @@ _local = threading.local()
 
 
 def encode(
-    data: memoryview, element_size: int, transform: Transform, base: memoryview | None
+    data: memoryview,
+    element_size: int,
+    transform: Transform,
+    base: memoryview | None,
+    *,
+    dense: bool = False,
 ) -> bytes | None:
     """See `planes.encode`; `base` is as long as `data`."""
     if len(data) < element_size:
@@ -55,6 +62,10 @@ def encode(
     entries, stored = [_HEAD.pack(transform, element_size, 0)], []
     for plane in _split(data, element_size, transform, base):
         mode, coded = _encode_plane(plane)
+        if dense:
+            thorough = _thorough_compressor().compress(plane.data)
+            if len(thorough) < len(coded):
+                mode, coded = _ZSTD, thorough
         entries.append(_ENTRY.pack(mode, len(coded)))
         stored.append(coded)
     tail = data[len(data) - len(data) % element_size :]
@@ -270,6 +281,13 @@ def _compressor() -> zstandard.ZstdCompressor:
         )
         _local.compressor = zstandard.ZstdCompressor(compression_params=parameters)
     compressor: zstandard.ZstdCompressor = _local.compressor
+    return compressor
+
+
+def _thorough_compressor() -> zstandard.ZstdCompressor:
+    if not hasattr(_local, "thorough"):
+        _local.thorough = zstandard.ZstdCompressor(level=_THOROUGH_LEVEL)
+    compressor: zstandard.ZstdCompressor = _local.thorough
     return compressor
 
 
