@@ -9,11 +9,13 @@ can be below it; one that sees runs or repeats can.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,8 +36,11 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
     dict
         `raw_bytes` of the page files of `after`; `changed_bytes`: bytes of the lines of 64 that differ from
         the same place before (lines behind the end of the file before count as changed); `equal_pages` and
-        `equal_chunks`: the share of 4 KiB pages and 1 MiB chunks that are the same.
+        `equal_chunks`: the share of 4 KiB pages and 1 MiB chunks that are the same; `unseen_pages`: the
+        share of pages that stood nowhere before.
     """
+    seen = {digest for path in page_files(before) for digest in _digests(path)}
+    unseen = sum(digest not in seen for path in page_files(after) for digest in _digests(path))
     raw = changed = 0
     equal = {PAGE: 0, _CHUNK: 0}
     count = {PAGE: 0, _CHUNK: 0}
@@ -56,12 +61,19 @@ def compare(before: Path, after: Path) -> dict[str, Any]:
         "changed_bytes": changed,
         "equal_pages": equal[PAGE] / max(1, count[PAGE]),
         "equal_chunks": equal[_CHUNK] / max(1, count[_CHUNK]),
+        "unseen_pages": unseen / max(1, count[PAGE]),
     }
 
 
 def page_files(directory: Path) -> list[Path]:
     """The page files of a directory of images."""
     return sorted(path for path in directory.iterdir() if "pages-" in path.name)
+
+
+def _digests(path: Path) -> Iterator[int]:
+    for piece in _pieces(path, _CHUNK):
+        for start in range(0, len(piece), PAGE):
+            yield xxh3_64_intdigest(piece[start : start + PAGE].data)
 
 
 def _equal_lines(new: Bytes, old: Bytes | None) -> npt.NDArray[np.bool_]:
@@ -75,7 +87,7 @@ def _equal_lines(new: Bytes, old: Bytes | None) -> npt.NDArray[np.bool_]:
     return made
 
 
-def _pieces(path: Path, size: int) -> Any:
+def _pieces(path: Path, size: int) -> Iterator[Bytes]:
     if not path.exists():
         return
     with path.open("rb") as stream:

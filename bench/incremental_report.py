@@ -33,8 +33,13 @@ def _title(name: str, facts: dict[str, Any]) -> str:
     title = f"{name}, {facts['raw_bytes'] / 2**20:.0f} MiB"
     if "changed_bytes" in facts:
         changed = percent(facts["changed_bytes"] / facts["raw_bytes"])
-        pages, chunks = percent(facts["equal_pages"]), percent(facts["equal_chunks"])
-        title += f": {changed} changed (lines of 64 bytes); equal: {pages} of pages, {chunks} of 1 MiB chunks"
+        pages, chunks, unseen = (
+            percent(facts[fact]) for fact in ("equal_pages", "equal_chunks", "unseen_pages")
+        )
+        title += (
+            f": {changed} changed (lines of 64 bytes); equal: {pages} of pages, {chunks} of 1 MiB chunks; "
+            f"{unseen} of pages stood nowhere before"
+        )
     return title
 
 

@@ -301,7 +301,7 @@ def _two(tmp_path: Path, before: bytes, after: bytes) -> tuple[Path, Path]:
 
 def test_what_changed_is_counted_by_lines(tmp_path: Path) -> None:
     data = np.random.default_rng(1).bytes(2 * MIB)
-    changed = bytearray(data + bytes(3 * PAGE))
+    changed = bytearray(data + data[:PAGE] + bytes(2 * PAGE))
     changed[5000] ^= 1
     changed[MIB - 1] ^= 1
     facts = compare(*_two(tmp_path, data, bytes(changed)))
@@ -309,6 +309,7 @@ def test_what_changed_is_counted_by_lines(tmp_path: Path) -> None:
     assert facts["changed_bytes"] == 2 * 64 + 3 * PAGE
     assert facts["equal_pages"] == (512 - 2) / 515
     assert facts["equal_chunks"] == 1 / 3
+    assert facts["unseen_pages"] == 4 / 515
 
 
 def test_the_bound_is_the_entropy_of_the_planes(tmp_path: Path) -> None:
@@ -381,7 +382,7 @@ def _results() -> dict[str, Any]:
     codec = {"encode": _spread(3e9), "decode": _spread(5e9), "ratio": 1.49}
     cases: dict[str, Any] = {
         "unchanged": _case(raw, raw * 0.0009),
-        "inference": _case(raw, 106.0, changed_bytes=140.0, equal_pages=0.5, equal_chunks=0),
+        "inference": _case(raw, 106.0, changed_bytes=140.0, equal_pages=0.5, equal_chunks=0, unseen_pages=0),
         "finetune": _case(1000, 271),
         "finetune-bf16": _case(1000, 20),
         "finetune-bf16-10": {"facts": {"raw_bytes": 1000}, "peers": {"gpuimg": {"failure": "it broke"}}},
