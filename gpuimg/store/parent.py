@@ -193,7 +193,7 @@ class ParentCutter:
                 break
             cut, changed = self._compare(piece, offset, buffer[offset:end])
             if changed and _is_due(self._parent.changes + 1):
-                if offset and not last and len(buffer) - offset < _SIGHT:
+                if not last and len(buffer) - offset < _SIGHT:
                     return offset
                 found = self._look_ahead(buffer[offset:], piece, last=last)
                 if self._own is not None:

@@ -244,7 +244,7 @@ def digest(files: lab.Files) -> str:
 
 
 def training_job(report: lab.Report, root: Path, seconds: float, seed: int) -> None:
-    """Takes increments of whatever checkpoint there is; reports (id, digest, delta bytes, unchanged bytes)."""
+    """Takes increments of what checkpoint there is; reports (id, digest, delta bytes, unchanged bytes)."""
     rng = random.Random(seed)
     until = time.monotonic() + seconds
     files = {

@@ -3,18 +3,22 @@ changed, a chunk or two where pages came or went; and it is restorable whatever 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import gpuimg
+from gpuimg.errors import InputOutputError
+from gpuimg.store import incoming, recipe
 from gpuimg.store import ingest as ingest_module
 from gpuimg.store import pack as pack_module
 from gpuimg.store import parent as parent_module
-from gpuimg.store import recipe
 from gpuimg.store import workers as workers_module
 from gpuimg.store.choice import Profile
 from gpuimg.store.packwriter import PackWriter
 from gpuimg.store.pool import SLAB_SIZE
+from gpuimg.store.reader import ChunkReader
 from tests.fixtures.incremental import (
     WAYS,
     chunk_ids,
@@ -295,6 +299,84 @@ def test_stream_and_path_find_the_same(tmp_path):
             told = second.statistics
             found[-1]["told"] = [told.unchanged_bytes, told.delta_bytes, told.chunks, told.new_chunks]
     assert found[0] == found[1] == found[2]
+
+
+def test_more_files_at_once_than_there_are_buffers_for(store):
+    """Files that hold a buffer for long give it back half filled."""
+    rng = np.random.default_rng(5)
+    old = {name: floats(700_000 + 9 * n, n) for n in range(20) for name in (f"bo-{n}", f"pages-{n}.img")}
+    first = take(store, old)
+    new = {}
+    for name, data in old.items():
+        at = int(rng.integers(0, 100)) * PAGE
+        new[name] = data[:at] + noise(4 * PAGE, at) + data[at:]
+    for files in (old, new):
+        with store.ingest(parent=first) as session:
+            opened = {name: session.file(name) for name in files}
+            for start in range(0, 900_000, 50_000):
+                for name, file in opened.items():
+                    file.write(files[name][start : start + 50_000])
+            for file in opened.values():
+                file.close()
+            second = session.commit()
+        assert restored(second) == files
+        if files is old:
+            assert second.statistics.unchanged_bytes == sum(map(len, old.values()))
+        else:
+            paged = [second.figures[name].statistics for name in files if name.startswith("pages")]
+            assert sum(told.unchanged_bytes for told in paged) > 20 * 300_000
+
+
+# What goes wrong while a file is read
+
+
+def descriptors():
+    """Open files, packs aside."""
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum(link.suffix != ".pack" for link in links)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_becomes_shorter_while_it_is_read_fails_the_checkpoint_and_nothing_else(
+    store, tmp_path, monkeypatch, name
+):
+    data = floats(8 * MIB, 1)
+    first = take(store, {name: data})
+    (tmp_path / name).write_bytes(data)
+    before = descriptors()
+    real = incoming._Source.read
+    calls = []
+
+    def read(self, target, offset):
+        calls.append(offset)
+        return real(self, target, offset) if len(calls) < 3 else 0
+
+    monkeypatch.setattr(incoming._Source, "read", read)
+    session = store.ingest(parent=first)
+    session.add_path(name, tmp_path / name)
+    with pytest.raises(InputOutputError, match="became shorter"):
+        session.commit()
+    assert descriptors() == before
+    monkeypatch.undo()
+    assert take(store, {name: data}, parent=first).statistics.new_chunks == 0
+
+
+def test_a_parent_that_cannot_be_read_for_want_of_a_disk_fails_the_checkpoint(store, tmp_path, monkeypatch):
+    """What is lost is no reason to fail; what may come back is."""
+    data = floats(8 * MIB, 1)
+    first = take(store, {"bo": data})
+    (tmp_path / "bo").write_bytes(data)
+    before = descriptors()
+
+    def segment(*_):
+        raise InputOutputError("reading a pack failed: Input/output error", remedy="check the disk")
+
+    monkeypatch.setattr(ChunkReader, "segment", segment)
+    session = store.ingest(parent=first)
+    session.add_path("bo", tmp_path / "bo")
+    with pytest.raises(InputOutputError):
+        session.commit()
+    assert descriptors() == before
 
 
 # Pages that come and go
