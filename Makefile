@@ -11,7 +11,7 @@ STAMP  := $(VENV)/.installed
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml scripts/make-venv.sh
+$(STAMP): pyproject.toml setup.py scripts/make-venv.sh $(wildcard gpuimg/store/kernel/*)
 	@sh scripts/make-venv.sh $(PYTHON) $(VENV)
 	@touch $@
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpuimg.criu.locate import MINIMUM, Criu, find_criu
 from gpuimg.errors import GpuimgError
+from gpuimg.store.kernel_loader import kernel
 
 _CHECK_SECONDS = 60.0
 _GOOD_PIPE_SIZE = 1 << 20
@@ -74,6 +75,7 @@ def examine(
     ]
     if store is not None:
         findings.append(check_store(store))
+    findings.append(check_coding())
     findings.extend(check_packages())
     return findings
 
@@ -186,6 +188,18 @@ def check_store(store: Path) -> Finding:
     if space.f_bavail == 0:
         return Finding("store", False, detail, "make room")
     return Finding("store", True, detail)
+
+
+def check_coding() -> Finding:
+    """See whether chunks are coded by the compiled kernel."""
+    if kernel() is not None:
+        return Finding("coding", True, "the compiled kernel is there")
+    return Finding(
+        "coding",
+        True,
+        "without the compiled kernel: several times slower, the stores are the same",
+        "install gcc and Python's headers (gcc libc6-dev python3-dev), then gpuimg anew",
+    )
 
 
 def check_packages() -> list[Finding]:

@@ -79,3 +79,9 @@ def test_the_packages_of_this_environment_are_right() -> None:
     findings = doctor.check_packages()
     assert len(findings) > 5
     assert doctor.healthy(findings)
+
+
+def test_the_doctor_tells_of_a_missing_kernel(monkeypatch):
+    monkeypatch.setattr(doctor, "kernel", lambda: None)
+    finding = doctor.check_coding()
+    assert finding.ok and "slower" in finding.detail and "gcc" in finding.remedy
