@@ -161,7 +161,7 @@ def test_increments_killed_at_random_moments_one_after_the_other(series: Series,
 @pytest.fixture
 def half_dead(ram: Path) -> tuple[Series, list[str]]:
     """A store of which gc must keep bases, rewrite packs for the little that lives in them, delete others."""
-    made = make_series(ram, DEPTH_LIMIT + 3)
+    made = make_series(ram, 7)
     ids = list(made.expected)
     doomed = [ids[0], ids[2], ids[5], ids[6]]
     with gpuimg.open_store(made.root) as store:

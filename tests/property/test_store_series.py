@@ -16,12 +16,10 @@ from gpuimg.store import recipe
 from gpuimg.store.bases import DEPTH_LIMIT
 from gpuimg.store.choice import Profile
 from gpuimg.store.chunking import MAX_PAGES
-from tests.fixtures.incremental import WAYS, chain, chunk_ids, drifted, entries, take
+from tests.fixtures.incremental import WAYS, chain, chunk_ids, drifted, entries, in_memory, take
 from tests.fixtures.store_data import KIB, MIB, PAGE, floats, noise
 
 EXAMPLES = int(os.environ.get("GPUIMG_FUZZ_EXAMPLES", "25"))
-# Syncing to a disk would take most of the time.
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
 LIMIT = 6 * MIB
 NAMES = ["bo-1.bin", "pages-1.img", "amdgpu-pages-10-1a2b.img"]
 
@@ -132,7 +130,7 @@ steps = st.fixed_dictionaries(
     series=st.lists(steps, min_size=2, max_size=7),
 )
 def test_any_series_of_increments_comes_back(name, chunk_size, segment, first, series):
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+    with tempfile.TemporaryDirectory() as disk, in_memory(disk) as folder:
         usual, recipe.SEGMENT_ENTRIES = recipe.SEGMENT_ENTRIES, segment
         try:
             run(Path(folder), name, chunk_size, first, series)
@@ -165,7 +163,8 @@ def test_any_series_of_increments_comes_back(name, chunk_size, segment, first, s
 def test_pages_that_come_go_and_change_come_back_in_chunks_of_whole_pages(count, seed, series):
     data = floats(count * PAGE, seed)
     with (
-        tempfile.TemporaryDirectory(dir=MEMORY) as folder,
+        tempfile.TemporaryDirectory() as disk,
+        in_memory(disk) as folder,
         gpuimg.init_store(Path(folder) / "store", chunk_size=64 * KIB) as store,
     ):
         parent = take(store, {"pages-1.img": data})

@@ -13,7 +13,7 @@ from gpuimg.store.choice import Chooser, Profile
 from gpuimg.store.codec import Codec
 from gpuimg.store.effort import Effort
 from gpuimg.store.packwriter import PackWriter
-from tests.fixtures.incremental import drifted, places, put, restored, take
+from tests.fixtures.incremental import drifted, in_memory, places, put, restored, take
 from tests.fixtures.store_data import KIB, MIB, floats
 
 CHUNK = 64 * KIB
@@ -126,6 +126,12 @@ def test_a_fixed_profile_never_moves(profile):
 
 
 # In sessions
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    with in_memory(tmp_path) as folder:
+        yield folder
 
 
 @pytest.fixture

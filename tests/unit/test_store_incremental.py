@@ -25,6 +25,7 @@ from tests.fixtures.incremental import (
     drifted,
     entries,
     flip,
+    in_memory,
     lengths,
     location,
     places,
@@ -38,6 +39,12 @@ CHUNK = 64 * KIB
 # FIXED and PAGES.
 NAMES = ["bo-1.bin", "pages-1.img"]
 SIZES = [PAGE + 1, CHUNK - 1, CHUNK + 1, SLAB_SIZE - 1, SLAB_SIZE + 1, 5 * MIB + PAGE + 3, 20 * MIB + 1234]
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    with in_memory(tmp_path) as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import gpuimg
 from gpuimg.store.model import BufferObject, FileEntry, Layout, SegmentRef
 from gpuimg.store.parent import Matcher
-from tests.fixtures.incremental import drifted, take
+from tests.fixtures.incremental import drifted, in_memory, take
 from tests.fixtures.store_data import KIB, MIB, floats
 
 BO = BufferObject(gpu_id=0x1A2B, handle=7, address=0x7F0000000000, size=1 << 20, flags=3)
@@ -177,6 +177,12 @@ def test_more_files_than_the_parent_had():
 
 
 # In a store
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    with in_memory(tmp_path) as folder:
+        yield folder
 
 
 @pytest.fixture
