@@ -79,14 +79,14 @@ void tree_build(tree *made, const uint32_t counts[256])
             leaves[count++] = (leaf){counts[symbol], (uint16_t)symbol};
     sort_leaves(leaves, count);
     limited_depths(leaves, count, depths);
-    made->bits = 0;
+    made->bits = made->symbols = 0;
     for (unsigned i = 0; i < count; i++)
         if (depths[i] > made->bits)
             made->bits = depths[i];
     memset(made->weights, 0, sizeof made->weights);
     for (unsigned i = 0; i < count; i++) {
         made->weights[leaves[i].symbol] = (uint8_t)(made->bits + 1 - depths[i]);
-        if (leaves[i].symbol >= made->symbols || i == 0)
+        if (leaves[i].symbol >= made->symbols)
             made->symbols = leaves[i].symbol + 1u;
     }
 }
