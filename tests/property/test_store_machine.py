@@ -9,6 +9,7 @@ import signal
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -56,8 +57,43 @@ files = st.dictionaries(
 )
 
 
-def ingest(store, files_, *, commit, tag=None):
-    session = store.ingest()
+# Most often numbers change a little, which is what makes chains of bases.
+CHANGES = ["trained"] * 8 + ["none", "inserted", "removed", "zeroed", "grown", "shrunk", "replaced"]
+
+
+def changed(data: bytes, kind: str, seed: int) -> bytes:
+    """What the contents of a file are in the next checkpoint."""
+    rng = np.random.default_rng(seed)
+    place = int(rng.integers(0, len(data) // PAGE + 1)) * PAGE
+    if kind == "trained":
+        words = np.frombuffer(data[: len(data) // 2 * 2], dtype="<u2")
+        return (words + (rng.random(len(words)) < 0.1)).astype("<u2").tobytes() + data[len(words) * 2 :]
+    if kind == "inserted":
+        return data[:place] + noise(3 * PAGE, seed) + data[place:]
+    if kind == "removed":
+        return data[:place] + data[place + 2 * PAGE :]
+    if kind == "zeroed":
+        return (data[:place] + bytes(20 * PAGE) + data[place + 20 * PAGE :])[: len(data)]
+    if kind == "grown":
+        return data + noise(5000, seed)
+    if kind == "shrunk":
+        return data[: len(data) // 2]
+    return noise(len(data), seed) if kind == "replaced" else data
+
+
+changes = st.lists(
+    st.tuples(st.sampled_from(CHANGES), st.integers(0, 3)), min_size=len(NAMES), max_size=len(NAMES)
+)
+
+
+def following(files_: Files, drawn: list[tuple[str, int]]) -> Files:
+    """The files of the next checkpoint: each is changed in its own way, at most up to 4 MB."""
+    pairs = zip(files_.items(), drawn, strict=False)
+    return {name: changed(data, kind, seed)[:4_000_000] for (name, data), (kind, seed) in pairs}
+
+
+def ingest(store, files_, *, commit, tag=None, parent=None):
+    session = store.ingest(parent=store.checkpoint(parent) if parent else None)
     for name, data in files_.items():
         file = session.file(name)
         file.write(data)
@@ -83,7 +119,15 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = gpuimg.init_store(self.root, chunk_size=CHUNK)
         self.checkpoints: dict[str, Files] = {}
         self.tags: dict[str, str] = {}
+        # Those that were taken without a parent: they are cut where another full one would be.
+        self.full: set[str] = set()
+        # What checkpoints held that are gone: some of it may still lie in packs.
+        self.past: list[Files] = []
         self.sessions: list[tuple[ingest_module.Session, Files]] = []
+        # Most rules want something that is there.
+        self.take(
+            {"weights": contents("bf16", 0, 300_000), "pages-1.img": contents("sparse", 1, 300_000)}, "a"
+        )
 
     def teardown(self):
         if hasattr(self, "store"):
@@ -92,28 +136,57 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.close()
             shutil.rmtree(self.folder)
 
-    def pick(self, number: int) -> str:
-        return list(self.checkpoints)[number % len(self.checkpoints)]
+    def pick(self, number: int, among: set[str] | None = None) -> str:
+        """One of the checkpoints."""
+        found = [each for each in self.checkpoints if among is None or each in among]
+        return found[number % len(found)]
 
     # Writing
 
     @rule(drawn=files, tag=st.sampled_from([None, *TAGS]))
     def take(self, drawn, tag):
         checkpoint = ingest(self.store, drawn, commit=True, tag=tag)
+        self.full.add(checkpoint.id)
+        self.took(checkpoint, drawn, tag)
+
+    def took(self, checkpoint, drawn, tag):
         self.checkpoints[checkpoint.id] = drawn
         if tag:
             self.tags[tag] = checkpoint.id
 
     @rule(number=st.integers(0, 99), tag=st.sampled_from([None, *TAGS]))
     def take_again(self, number, tag):
-        if not self.checkpoints:
+        if not self.full & self.checkpoints.keys():
             return
-        again = self.checkpoints[self.pick(number)]
+        again = self.checkpoints[self.pick(number, self.full)]
         checkpoint = ingest(self.store, again, commit=True, tag=tag)
         assert checkpoint.statistics.new_chunks == 0
-        self.checkpoints[checkpoint.id] = again
-        if tag:
-            self.tags[tag] = checkpoint.id
+        self.full.add(checkpoint.id)
+        self.took(checkpoint, again, tag)
+
+    @rule(number=st.integers(0, 99), tag=st.sampled_from([None, *TAGS]))
+    def take_what_was_there_once(self, number, tag):
+        if self.past:
+            self.take(self.past[number % len(self.past)], tag)
+
+    @rule(number=st.integers(0, 99), drawn=changes, tag=st.sampled_from([None, *TAGS]))
+    def take_incrementally(self, number, drawn, tag):
+        if not self.checkpoints:
+            return
+        parent = self.pick(number)
+        after = following(self.checkpoints[parent], drawn)
+        checkpoint = ingest(self.store, after, commit=True, tag=tag, parent=parent)
+        assert checkpoint.parent == parent
+        if after == self.checkpoints[parent]:
+            assert checkpoint.statistics.new_chunks == checkpoint.statistics.deduplicated_bytes == 0
+        self.took(checkpoint, after, tag)
+
+    @rule(number=st.integers(0, 99), drawn=changes)
+    def take_a_series(self, number, drawn):
+        """Longer than chains of bases may be."""
+        for step in range(6):
+            later = [(kind, seed + step) for kind, seed in drawn]
+            self.take_incrementally(number if not step else len(self.checkpoints) - 1, later, None)
 
     @rule(drawn=files)
     def begin_slowly(self, drawn):
@@ -122,6 +195,15 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.sessions.append((ingest(self.store, drawn, commit=False), drawn))
 
+    @rule(number=st.integers(0, 99), drawn=changes)
+    def begin_slowly_with_a_parent(self, number, drawn):
+        """Whatever becomes of the parent meanwhile."""
+        if len(self.sessions) == 3 or not self.checkpoints:
+            return
+        parent = self.pick(number)
+        after = following(self.checkpoints[parent], drawn)
+        self.sessions.append((ingest(self.store, after, commit=False, parent=parent), after))
+
     @rule(number=st.integers(0, 9), tag=st.sampled_from([None, *TAGS]))
     def end_slowly(self, number, tag):
         if not self.sessions:
@@ -129,9 +211,7 @@ class StoreMachine(RuleBasedStateMachine):
         session, drawn = self.sessions.pop(number % len(self.sessions))
         with session:
             checkpoint = session.commit(tag=tag)
-        self.checkpoints[checkpoint.id] = drawn
-        if tag:
-            self.tags[tag] = checkpoint.id
+        self.took(checkpoint, drawn, tag)
 
     @rule(number=st.integers(0, 9))
     def give_up(self, number):
@@ -159,12 +239,36 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 99))
     def remove(self, number):
-        if not self.checkpoints:
+        if self.checkpoints:
+            self.gone(self.pick(number))
+
+    def gone(self, chosen: str) -> None:
+        self.store.remove(chosen)
+        self.past.append(self.checkpoints.pop(chosen))
+        self.tags = {tag: target for tag, target in self.tags.items() if target != chosen}
+
+    def parents(self) -> dict[str, str]:
+        """The parents, where they are there, by the ids of their children."""
+        found = {each: self.store.checkpoint(each).parent for each in self.checkpoints}
+        return {child: parent for child, parent in found.items() if parent in self.checkpoints}
+
+    @rule(number=st.integers(0, 99))
+    def remove_a_parent_and_collect(self, number):
+        if parents := set(self.parents().values()):
+            self.gone(self.pick(number, parents))
+            self.store.gc()
+
+    @rule(number=st.integers(0, 99))
+    def keep_one_file_of_a_child_and_collect(self, number):
+        """Packs stay for the sake of a part of what is in them."""
+        if not (parents := self.parents()):
             return
-        gone = self.pick(number)
-        self.store.remove(gone)
-        del self.checkpoints[gone]
-        self.tags = {tag: target for tag, target in self.tags.items() if target != gone}
+        child = self.pick(number, set(parents))
+        for name, data in list(self.checkpoints[child].items())[:1]:
+            self.take({name: data}, None)
+        self.gone(parents[child])
+        self.gone(child)
+        self.store.gc()
 
     @rule()
     def collect(self):
@@ -204,6 +308,14 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(drawn=files, steps=st.integers(0, 60))
     def crash_while_writing(self, drawn, steps):
         self.crash(lambda store: ingest(store, drawn, commit=True).id, steps, drawn)
+
+    @rule(number=st.integers(0, 99), drawn=changes, steps=st.integers(0, 60))
+    def crash_while_writing_incrementally(self, number, drawn, steps):
+        if not self.checkpoints:
+            return
+        parent = self.pick(number)
+        after = following(self.checkpoints[parent], drawn)
+        self.crash(lambda store: ingest(store, after, commit=True, parent=parent).id, steps, after)
 
     @rule(steps=st.integers(0, 60))
     def crash_while_collecting(self, steps):
@@ -311,7 +423,7 @@ def test_a_fixed_long_history_ends_well():
     machine = StoreMachine()
     machine.begin()
     try:
-        for _ in range(120):
+        for _ in range(160):
             drawn = {
                 name: contents(
                     rng.choice(["noise", "bf16", "sparse"]), rng.randrange(4), rng.choice([1, 5000, 400_000])
@@ -319,12 +431,24 @@ def test_a_fixed_long_history_ends_well():
                 for name in rng.sample(NAMES, 2)
             }
             tag, number = rng.choice([None, *TAGS]), rng.randrange(100)
+            steps = [(rng.choice(CHANGES), rng.randrange(4)) for _ in NAMES]
             action = rng.choice(
                 [
                     lambda drawn=drawn, tag=tag: machine.take(drawn, tag),
                     lambda drawn=drawn: len(machine.sessions) < 3 and machine.begin_slowly(drawn),
                     lambda number=number, tag=tag: machine.sessions and machine.end_slowly(number, tag),
                     lambda number=number, tag=tag: machine.checkpoints and machine.take_again(number, tag),
+                    lambda number=number, steps=steps, tag=tag: machine.take_incrementally(
+                        number, steps, tag
+                    ),
+                    lambda number=number, steps=steps: machine.take_a_series(number, steps),
+                    lambda number=number, steps=steps: machine.begin_slowly_with_a_parent(number, steps),
+                    lambda number=number: machine.remove_a_parent_and_collect(number),
+                    lambda number=number: machine.keep_one_file_of_a_child_and_collect(number),
+                    lambda number=number, tag=tag: machine.take_what_was_there_once(number, tag),
+                    lambda number=number, steps=steps: machine.crash_while_writing_incrementally(
+                        number % 60, steps, number % 60
+                    ),
                     lambda number=number: machine.checkpoints and machine.remove(number),
                     machine.collect,
                     machine.repair,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import gpuimg
@@ -16,7 +18,7 @@ from gpuimg.store import gc as gc_module
 from gpuimg.store.lease import exclusive_lock, live_leases
 from gpuimg.store.packset import trashed
 from tests.fixtures.mini_reader import MiniStore
-from tests.fixtures.store_data import KIB, MIB, noise
+from tests.fixtures.store_data import KIB, MIB, floats, noise
 
 CHUNK = 64 * KIB
 
@@ -364,3 +366,105 @@ def test_a_crash_of_gc_after_it_emptied_the_index_loses_nothing(store, monkeypat
         assert again.checkpoint(kept.id).read("b") == noise(MIB, 2)
         again.gc()
         assert not again.verify().faults
+
+
+# Chunks that are coded against others
+
+
+def trained(data: bytes, seed: int) -> bytes:
+    """bf16 numbers, a tenth of which have become the next number."""
+    words = np.frombuffer(data, dtype="<u2")
+    return (words + (np.random.default_rng(seed).random(len(words)) < 0.1)).astype("<u2").tobytes()
+
+
+@pytest.fixture
+def dead_difference(store):
+    """A pack that stays for the sake of `keep`, with chunks of no checkpoint, coded against chunks that are
+    gone; returns what these were."""
+    before, kept = floats(4 * CHUNK, 1, "bfloat16"), {"keep": noise(16 * CHUNK, 2)}
+    after = trained(before, 3)
+    put(store, {"weights": before}, tag="base")
+    with store.ingest(parent=store.checkpoint("base")) as session:
+        write(session, {"weights": after, **kept})
+        assert session.commit(tag="child").statistics.delta_bytes == len(after)
+    put(store, kept, tag="kept")
+    store.remove("base")
+    store.remove("child")
+    assert store.gc().deleted_packs >= 1
+    mini = MiniStore(store.path)
+    assert any(item.base is not None and item.base not in mini.objects for item in mini.objects.values())
+    return {"weights": after}
+
+
+def test_chunks_that_are_coded_against_what_is_gone_are_no_fault_while_nobody_needs_them(
+    store, dead_difference
+):
+    assert not store.verify().faults
+    assert gpuimg.repair_store(store.path).rebuilt_packs == 0
+    assert not store.verify().faults
+    assert dead_difference
+
+
+def test_chunks_that_are_coded_against_what_is_gone_are_stored_anew(store, dead_difference):
+    checkpoint = put(store, dead_difference, tag="again")
+    assert checkpoint.statistics.new_chunks == 4
+    assert checkpoint.read("weights") == dead_difference["weights"]
+    assert not store.verify().faults
+    store.gc()
+    assert checkpoint.read("weights") == dead_difference["weights"]
+
+
+def test_the_copy_counts_whose_base_is_there_however_the_index_is_made(store, dead_difference):
+    put(store, dead_difference, tag="again")
+    store.close()
+    for make in (lambda: None, lambda: gpuimg.repair_store(store.path)):
+        shutil.rmtree(store.path / "index")
+        make()
+        with gpuimg.open_store(store.path) as opened:
+            assert opened.checkpoint("again").read("weights") == dead_difference["weights"]
+            assert not opened.verify().faults
+            assert opened.gc().deleted_packs == 0
+            assert opened.checkpoint("again").read("weights") == dead_difference["weights"]
+
+
+def test_a_checkpoint_keeps_what_it_is_coded_against_alive(store):
+    """Through several steps, each gone as soon as the next is there."""
+    data = floats(8 * CHUNK, 1, "bfloat16")
+    parent = put(store, {"weights": data}, tag="step-0")
+    for step in range(1, 10):
+        data = trained(data, step)
+        with store.ingest(parent=parent) as session:
+            write(session, {"weights": data})
+            parent = session.commit(tag=f"step-{step}")
+        store.remove(f"step-{step - 1}")
+        store.gc()
+        assert parent.read("weights") == data
+        assert not store.verify().faults
+    assert len(packs(store)) <= 6, "what nobody rests on any more is gone"
+
+
+def test_a_writer_counts_on_the_bases_of_what_it_shares(store):
+    """Between its look-up and its commit everything is removed and collected."""
+    before, other = floats(4 * CHUNK, 1, "bfloat16"), noise(CHUNK, 2)
+    after = trained(before, 3)
+    base = put(store, {"weights": before}, tag="base")
+    with store.ingest(parent=base) as session:
+        write(session, {"weights": after})
+        session.commit(tag="child")
+    with store.ingest() as full, store.ingest(parent=store.checkpoint("child")) as incremental:
+        for session in (full, incremental):
+            write(session, {"weights": after, "other": other})
+            wait_for_workers(session)
+        store.remove("base")
+        store.remove("child")
+        store.gc()
+        store.gc()
+        assert condemned(store)
+        made = [full.commit(), incremental.commit()]
+    assert [each.statistics.delta_bytes for each in made] == [0, 0]
+    for checkpoint in made:
+        assert checkpoint.read("weights") == after
+    assert not store.verify().faults
+    store.gc()
+    for checkpoint in made:
+        assert checkpoint.read("weights") == after
