@@ -31,7 +31,8 @@ def codec_cases(sources: dict[str, Path], *, runs: int, work: Path, say: Say) ->
     -------
     dict
         source → profile → `process` (import and export by whole processes) and `threads` (codecs alone, in
-        this process, on two threads); each with `encode` and `decode` in bytes/s, and `ratio`.
+        this process, on two threads); each with `encode` and `decode` in bytes/s, and `ratio`; `threads` also
+        with `encode_cpu` and `decode_cpu`, which a busy machine disturbs less.
     """
     made: dict[str, Any] = {}
     for name, source in sources.items():
@@ -83,7 +84,10 @@ def _process(source: Path, profile: str, runs: int, work: Path) -> dict[str, Any
 
 
 def in_process(source: Path, profile: str, runs: int) -> dict[str, Any]:
-    """The codecs alone: every thread chooses and codes the chunks of its half, and decodes them again."""
+    """The codecs alone: every thread chooses and codes the chunks of its half, and decodes them again.
+
+    As in an import, what was coded is let go at once; decoding is into one buffer a thread.
+    """
     from gpuimg.store import codec
     from gpuimg.store.choice import Chooser, Encoded, Profile
 
@@ -92,40 +96,44 @@ def in_process(source: Path, profile: str, runs: int) -> dict[str, Any]:
     per_thread = -(-len(chunks) // THREADS)
     halves = [chunks[start : start + per_thread] for start in range(0, len(chunks), per_thread)]
 
-    def encode(some: Chunks) -> list[Encoded]:
+    def encode(half: Chunks) -> None:
         chooser = Chooser(Profile(profile))
-        return [chooser.encode(chunk) for chunk in some]
+        for chunk in half:
+            chooser.encode(chunk)
 
-    def decode(some: list[Encoded], half: Chunks, *, check: bool) -> None:
+    def keep(half: Chunks) -> list[Encoded]:
+        chooser = Chooser(Profile(profile))
+        return [chooser.encode(chunk) for chunk in half]
+
+    def decode(half: Chunks, some: list[Encoded], *, check: bool = False) -> None:
         target = memoryview(bytearray(CHUNK))
-        for (coding, payload), chunk in zip(some, half, strict=True):
+        for chunk, (coding, payload) in zip(half, some, strict=True):
             view, stored = target[: len(chunk)], chunk if payload is None else memoryview(payload)
             codec.decode(coding.codec, stored, view, coding.element_size)
             if check and view != chunk:
                 raise CommandFailedError("a chunk decodes to other bytes")
 
-    encoding, decoding = [], []
-    stored = 0
     with ThreadPoolExecutor(THREADS) as pool:
-        for number in range(runs + 1):
-            started = time.monotonic()
-            coded = list(pool.map(encode, halves))
-            ended = time.monotonic()
-            list(pool.map(lambda pair: decode(*pair, check=False), zip(coded, halves, strict=True)))
-            # The first time loads libraries and touches memory.
-            if number:
-                encoding.append(raw / (ended - started))
-                decoding.append(raw / (time.monotonic() - ended))
-            else:
-                for pair in zip(coded, halves, strict=True):
-                    decode(*pair, check=True)
-                sizes = (
-                    len(chunk if made.payload is None else made.payload)
-                    for half, some in zip(halves, coded, strict=True)
-                    for chunk, made in zip(half, some, strict=True)
-                )
-                stored = sum(sizes)
-    return {"encode": spread(encoding), "decode": spread(decoding), "ratio": raw / stored}
+        coded = list(pool.map(keep, halves))
+        list(pool.map(lambda half, some: decode(half, some, check=True), halves, coded))
+        rates: dict[str, list[float]] = {}
+        for _ in range(runs):
+            _time(rates, "encode", raw, lambda: list(pool.map(encode, halves)))
+            _time(rates, "decode", raw, lambda: list(pool.map(decode, halves, coded)))
+    stored = sum(
+        len(chunk if made.payload is None else made.payload)
+        for half, some in zip(halves, coded, strict=True)
+        for chunk, made in zip(half, some, strict=True)
+    )
+    return {name: spread(values) for name, values in rates.items()} | {"ratio": raw / stored}
+
+
+def _time(rates: dict[str, list[float]], name: str, size: int, action: Callable[[], object]) -> None:
+    """Bytes per second of `name`, and of `name_cpu`: by processor time, as if nobody else used the cores."""
+    started, cpu = time.monotonic(), time.process_time()
+    action()
+    rates.setdefault(name, []).append(size / (time.monotonic() - started))
+    rates.setdefault(f"{name}_cpu", []).append(size * THREADS / (time.process_time() - cpu))
 
 
 def _chunks(source: Path) -> Chunks:

@@ -68,9 +68,7 @@ def _table(case: dict[str, Any]) -> Table:
         table.add_column(column, justify="right")
     for name, figures in made.items():
         cells = [_seconds(figures[step]) if step in figures else "-" for step in steps]
-        cells += [
-            share(figures[size], 2**20, lambda x: f"{x:.2f}") if size in figures else "-" for size in sizes
-        ]
+        cells += [share(figures[size], 2**20, "{:.2f}".format) if size in figures else "-" for size in sizes]
         if grown:
             new = figures["new_bytes"]["median"]
             cells.append(percent(new / raw))
@@ -97,7 +95,15 @@ def _show_codec(case: dict[str, Any], console: Console) -> None:
         table = Table()
         for column in ("profile", "measured"):
             table.add_column(column)
-        for column in ("encode", "decode", "ratio", "of the bound"):
+        rates = ("encode", "decode", "encode_cpu", "decode_cpu")
+        for column in (
+            "encode",
+            "decode",
+            "encode by CPU time",
+            "decode by CPU time",
+            "ratio",
+            "of the bound",
+        ):
             table.add_column(column, justify="right")
         failures = {}
         facts, bound = case["facts"][source], case["bound"][source]
@@ -109,8 +115,7 @@ def _show_codec(case: dict[str, Any], console: Console) -> None:
                 table.add_row(
                     profile,
                     {"process": "whole processes", "threads": "codec, two threads"}[place],
-                    share(made["encode"], 1, rate),
-                    share(made["decode"], 1, rate),
+                    *(share(made[name], 1e9, "{:.2f}".format) if name in made else "-" for name in rates),
                     f"{made['ratio']:.3f}",
                     percent(bound["best"] / (facts["raw_bytes"] / made["ratio"])),
                 )

@@ -175,5 +175,5 @@ def _chain(results: dict[str, Any]) -> Iterator[Target]:
     if not own:
         yield _missing(name, wanted)
         return
-    speed = own["full"]["median_seconds"] / own["chain"]["median_seconds"]
-    yield Target(name, wanted, share(own["relative_speed"], 1, percent), speed >= 0.60)
+    speed = own["relative_speed"]
+    yield Target(name, wanted, share(speed, 1, percent), speed["median"] >= 0.60)
