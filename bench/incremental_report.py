@@ -96,14 +96,9 @@ def _show_codec(case: dict[str, Any], console: Console) -> None:
         for column in ("profile", "measured"):
             table.add_column(column)
         rates = ("encode", "decode", "encode_cpu", "decode_cpu")
-        for column in (
-            "encode",
-            "decode",
-            "encode by CPU time",
-            "decode by CPU time",
-            "ratio",
-            "of the bound",
-        ):
+        for column in ("encode, GB/s", "decode, GB/s", "encode, by CPU time", "decode, by CPU time"):
+            table.add_column(column, justify="right")
+        for column in ("ratio", "of the bound"):
             table.add_column(column, justify="right")
         failures = {}
         facts, bound = case["facts"][source], case["bound"][source]
