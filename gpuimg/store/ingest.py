@@ -262,7 +262,7 @@ class Session:
                         counts.coded_bytes += chunk.length
                     base_id = base[0] if base and coding.needs_base else NO_ID
                     coded.append((chunk, coding, payload or chunk.data, base_id))
-        self._effort.coded(sum(chunk.length for chunk in new), time.thread_time() - started)
+        seconds = time.thread_time() - started
         counts.stored_bytes = sum(len(payload) for _, _, payload, _ in coded)
         begun = time.monotonic()
         with stages.measure("write"), self._writer() as writer:
@@ -272,6 +272,7 @@ class Session:
             # The slab is used again as soon as this is done.
             writer.flush()
         self._effort.wrote(begun)
+        self._effort.coded(sum(chunk.length for chunk in new), seconds)
 
     def _bases_of(
         self, stages: StageTimes, file: FileIngest, new: list[Chunk], held: contextlib.ExitStack

@@ -177,7 +177,7 @@ def ended_with(store, files, *, parent=None, profile=Profile.AUTO):
 
 @pytest.mark.usefixtures("slow_sink")
 def test_a_session_with_a_slow_sink_codes_densely(store):
-    data = floats(12 * MIB, 1, "bfloat16")
+    data = floats(16 * MIB, 1, "bfloat16")
     profile, checkpoint = ended_with(store, {"bo": data})
     assert profile is Profile.DENSE
     assert restored(checkpoint) == {"bo": data}

@@ -465,6 +465,19 @@ def test_pages_that_came_from_another_file_are_not_stored_again(store, way):
     assert second.statistics.new_bytes < 3 * MIB
 
 
+@pytest.mark.parametrize("way", ["write", "path"])
+def test_behind_what_came_from_another_file_the_own_parent_counts_again(store, way):
+    one, two = floats(8 * MIB, 1), floats(4 * MIB, 2)
+    first = take(store, {"pages-1.img": one, "pages-2.img": two})
+    new = one[: 2 * MIB] + two + one[2 * MIB : 5 * MIB] + drifted(one[5 * MIB :], 3)
+    second = take(store, {"pages-1.img": new}, parent=first, way=way)
+    assert restored(second) == {"pages-1.img": new}
+    told = second.statistics
+    assert told.unchanged_bytes > 3 * MIB
+    assert told.deduplicated_bytes > 3 * MIB
+    assert told.delta_bytes > 2.5 * MIB
+
+
 # A parent that is not whole
 
 

@@ -10,7 +10,7 @@ import pytest
 import gpuimg
 from gpuimg.store.model import BufferObject, FileEntry, Layout, SegmentRef
 from gpuimg.store.parent import Matcher
-from tests.fixtures.incremental import drifted, in_memory, take
+from tests.fixtures.incremental import drifted, in_memory, lengths, take
 from tests.fixtures.store_data import KIB, MIB, floats
 
 BO = BufferObject(gpu_id=0x1A2B, handle=7, address=0x7F0000000000, size=1 << 20, flags=3)
@@ -213,10 +213,13 @@ def test_bos_are_remembered_and_matched_across_names(store):
 
 
 def test_a_bo_whose_name_says_another_layout_is_taken_for_itself(store):
-    first = take_bos(store, {"pages-1.img": (BO, floats(MIB, 1))})
-    second = take_bos(store, {"bo-1": (BO, drifted(floats(MIB, 1), 2))}, first)
-    assert second.read("bo-1") == drifted(floats(MIB, 1), 2)
-    assert second.statistics.unchanged_bytes == 0
+    data = floats(MIB, 1)
+    first = take_bos(store, {"pages-1.img": (BO, data)})
+    assert set(lengths(store, first, "pages-1.img")) != {64 * KIB}
+    for new in (data, drifted(data, 2)):
+        second = take_bos(store, {"bo-1": (BO, new)}, first)
+        assert second.read("bo-1") == new
+        assert set(lengths(store, second, "bo-1")) == {64 * KIB}
 
 
 @pytest.mark.parametrize(
