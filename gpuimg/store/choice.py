@@ -24,6 +24,7 @@ _REPEATS_WORTH_EFFORT = 0.01
 _SAMPLE = 4096
 _SAMPLES = 4
 _LOOK_EVERY = 16
+_LONGEST_PAUSE = 16
 _SURPRISE = 0.10
 
 _PLANES = [
@@ -137,7 +138,8 @@ class Chooser:
     """Chooses the coding of the chunks of one file, with a memory of what won on it before.
 
     A full look is taken at every 16th chunk, and whenever a chunk is not what the last look promised: a
-    coded one by its ratio, one that was to be stored raw by a glance at its bytes.
+    coded one by its ratio, one that was to be stored raw by a glance at its bytes. Bases cost their reading:
+    after chunks for which they did not pay they are asked for again in growing intervals.
     """
 
     def __init__(self, profile: Profile = Profile.BALANCED, element_size: int = 0) -> None:
@@ -146,25 +148,26 @@ class Chooser:
         """Bytes of an element of the file as the last coding that has elements saw it, else as given."""
         self._alone = _Memory()
         self._against = _Memory()
+        # Chunks to code before a base is asked for, and how many it will be the next time.
+        self._pause = 0
+        self._next_pause = 1
 
     def wants_base(self) -> bool:
         """Whether reading the base of the next chunk is likely to pay."""
-        memory = self._against
-        return memory.until_look <= 0 or memory.look.coding.needs_base
+        return self._pause <= 0
 
     def encode(self, chunk: memoryview, base: memoryview | None = None) -> Encoded:
         """Code a chunk, against `base` (of any length) if there is one and it pays."""
         memory = self._against if base is not None else self._alone
-        looked = memory.until_look <= 0 or memory.profile is not self.profile
+        # Where a base has been read already, it is looked at.
+        unused = base is not None and not memory.look.coding.needs_base
+        looked = unused or memory.until_look <= 0 or memory.profile is not self.profile
         if looked:
             memory.renew(chunk, self.profile, base)
         elif memory.look.coding.codec is Codec.RAW and not looks_random(_middle(chunk)):
             looked = True
             memory.renew(chunk, self.profile, base)
         memory.until_look -= 1
-        if base is None:
-            # Or nobody would look again at whether bases pay.
-            self._against.until_look -= 1
         coding, promise = memory.look
         payload = _encode(coding, chunk, base)
         ratio = len(payload) / len(chunk) if payload else 1.0
@@ -176,10 +179,19 @@ class Chooser:
         elif coding is not RAW:
             # The whole chunk knows its ratio better than its samples did.
             memory.look = Look(coding, ratio)
+        self._remember_base(asked=base is not None, used=coding.needs_base)
         if payload is None:
             return Encoded(RAW, None)
         self.element_size = coding.element_size or self.element_size
         return Encoded(coding, payload)
+
+    def _remember_base(self, *, asked: bool, used: bool) -> None:
+        if used:
+            self._pause, self._next_pause = 0, 1
+        elif asked:
+            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)
+        else:
+            self._pause -= 1
 
 
 def _encode(coding: Coding, chunk: memoryview, base: memoryview | None) -> bytes | None:

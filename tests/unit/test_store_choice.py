@@ -220,12 +220,13 @@ def test_the_chooser_asks_for_no_base_where_it_does_not_pay():
 
 def test_a_profile_that_changes_is_followed_at_once():
     chooser = Chooser()
-    data = memoryview(floats(64 * KIB, 1))
+    alone, repeated = memoryview(floats(64 * KIB, 1)), memoryview(floats(KIB, 1) * 64)
     for profile in (Profile.BALANCED, Profile.RAW, Profile.FAST, Profile.RAW, Profile.DENSE):
-        chooser.profile = profile
-        coding, payload = chooser.encode(data)
-        assert (payload is None) == (profile is Profile.RAW)
-        assert coding.dense == (profile is Profile.DENSE)
+        for data in (alone, repeated):
+            chooser.profile = profile
+            coding, payload = chooser.encode(data)
+            assert (payload is None) == (profile is Profile.RAW)
+            assert coding.dense == (profile is Profile.DENSE and data is repeated), "effort where it pays"
 
 
 def test_the_element_size_is_remembered_until_another_is_seen():
