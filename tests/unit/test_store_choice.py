@@ -219,10 +219,10 @@ def test_the_chooser_asks_for_no_base_where_it_does_not_pay():
 
 
 def test_a_profile_that_changes_is_followed_at_once():
-    chooser = Chooser()
     alone, repeated = memoryview(floats(64 * KIB, 1)), memoryview(floats(KIB, 1) * 64)
-    for profile in (Profile.BALANCED, Profile.RAW, Profile.FAST, Profile.RAW, Profile.DENSE):
-        for data in (alone, repeated):
+    for data in (alone, repeated):
+        chooser = Chooser()
+        for profile in (Profile.BALANCED, Profile.RAW, Profile.FAST, Profile.RAW, Profile.DENSE):
             chooser.profile = profile
             coding, payload = chooser.encode(data)
             assert (payload is None) == (profile is Profile.RAW)
