@@ -220,6 +220,9 @@ def test_a_bo_whose_name_says_another_layout_is_taken_for_itself(store):
         second = take_bos(store, {"bo-1": (BO, new)}, first)
         assert second.read("bo-1") == new
         assert set(lengths(store, second, "bo-1")) == {64 * KIB}
+        third = take_bos(store, {"pages-2.img": (BO, new)}, second)
+        assert third.read("pages-2.img") == new
+        assert set(lengths(store, third, "pages-2.img")) != {64 * KIB}
 
 
 @pytest.mark.parametrize(
