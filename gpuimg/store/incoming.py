@@ -319,6 +319,7 @@ class _RunJob(Job):
         self.runs = parent.runs()
         self.end = 0
         self.moved = False
+        self.misses = 0
 
     def run(self, worker: int) -> None:
         try:
@@ -367,9 +368,11 @@ class _RunJob(Job):
                 )
             self.session.took(count)
             cutter = ParentCutter(self.parent, self.file.layout, self.file.chunk_size, iter(run.pieces))
+            cutter.misses = self.misses
             with self.session.stages_of(worker).measure("cut"):
                 cuts, _ = cutter.cut(slab.view[: run.length], last=True)
             self.moved |= cutter.moved
+            self.misses = cutter.misses
             self.session.process(worker, self.file, part, slab, cuts)
         finally:
             self.session.pool.release(slab)

@@ -7,7 +7,7 @@ import itertools
 import re
 import threading
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 
@@ -24,13 +24,16 @@ from gpuimg.store.recipe import Segment
 _NUMBERS = re.compile(r"(?<=-)[0-9a-f]+(?=\.)|[0-9]+")
 # How much is to be seen behind a change before it is asked whether contents moved: the longest chunk.
 _SIGHT = SLAB_SIZE // 2
-# In a row of changes that is asked at the 1st, 2nd, 4th, ... and at every 128th: the answer costs BLAKE3.
+# In a row of changes that is asked at the 1st, 2nd, 4th, ... and at every 128th: the answer costs time.
 _ASK_EVERY = 128
 # Chunks that are looked for then, and slab by slab as long as nothing lines up.
 _PROBED = 8
 _PROBED_AGAIN = 2
 # How many of them must be elsewhere in the store for that to be no accident.
 _FOUND = 2
+# Which of the parent's next pieces are looked for by how they begin, and at how many places each.
+_ANCHORS = (0, 1, 2, 4, 7)
+_PLACES = 8
 # Segments of a parent's file that are kept for finding chunks.
 _SEGMENTS_KEPT = 3
 
@@ -122,6 +125,15 @@ class ParentFile:
                     self._segments[number] = None
             return self._segments[number]
 
+    def beginning(self, piece: Piece) -> bytes:
+        """The first page of a piece, or nothing if the store cannot give it."""
+        if piece.id is None or not piece.fingerprint:
+            return b""
+        try:
+            return self._reader.chunk(piece.id)[:PAGE]
+        except (StoredDataError, NewerFormatError):
+            return b""
+
     def are_elsewhere(self, chunk_ids: set[bytes]) -> bool:
         """Whether the store has so many of these chunks, wherever they are from, that it is no accident."""
         return sum(self._index.contains_whole(chunk_ids)) >= _FOUND
@@ -147,23 +159,26 @@ class ParentCutter:
         """`pieces` are the parent's from the place on at which the first buffer begins."""
         self.moved = False
         """Whether contents were found that are not where the parent had them."""
+        self.misses = 0
+        """How many chunks in a row (slabs, as long as nothing lines up) were not as the parent had them."""
         self._parent = parent
         self._layout = layout
         self._chunk_size = chunk_size
         self._unit = PAGE if layout is Layout.PAGES else chunk_size
         self._pieces = pieces
         self._next: Piece | None = None
+        self._ahead: deque[Piece] = deque()
         # Nothing is read of the parent before the first bytes are there.
         self._begun = False
         # Cuts what does not line up; None while it does.
         self._own: Cutter | None = None
         # How many slabs in a row did not line up.
-        self._misses = 0
+        self.misses = 0
 
     def cut(self, buffer: memoryview, *, last: bool) -> tuple[list[Cut], int]:
         if not self._begun:
             self._begun = True
-            self._next = next(self._pieces, None)
+            self._step()
         cuts: list[Cut] = []
         offset = 0
         while True:
@@ -204,9 +219,12 @@ class ParentCutter:
             self._parent.changes = self._parent.changes + 1 if changed else 0
             cuts.append(cut)
             offset = end
-            self._next = next(self._pieces, None)
+            self._step()
         self._leave()
         return offset
+
+    def _step(self) -> None:
+        self._next = self._ahead.popleft() if self._ahead else next(self._pieces, None)
 
     def _compare(self, piece: Piece, offset: int, data: memoryview) -> tuple[Cut, bool]:
         """The cut at a piece, and whether contents may have moved there."""
@@ -240,19 +258,45 @@ class ParentCutter:
             if there is not None:
                 return None if there.offset == piece.offset + cut.offset else (found, number, there)
             ids.add(chunk_id)
-        if self._parent.are_elsewhere(ids):
+        anchored = self._anchor(view, piece)
+        if anchored is None and self._parent.are_elsewhere(ids):
             self._leave()
             self.moved = True
+        return anchored
+
+    def _anchor(self, view: memoryview, piece: Piece) -> tuple[list[Cut], int, Piece] | None:
+        """Look in view for the parent's next pieces, `piece` the first, which no cut by content may separate.
+
+        So it is where all numbers had changed in place before: their chunks end where others once did.
+        """
+        self._ahead.extend(itertools.islice(self._pieces, max(0, _ANCHORS[-1] - len(self._ahead))))
+        pieces = [piece, *self._ahead]
+        words = view[: len(view) & -PAGE].cast("Q")
+        for there in [pieces[number] for number in _ANCHORS if number < len(pieces)]:
+            page = self._parent.beginning(there)
+            if len(page) < PAGE or not any(page):
+                continue
+            word, value = next((i, value) for i, value in enumerate(memoryview(page).cast("Q")) if value)
+            places = [i * PAGE for i, found in enumerate(words[word :: PAGE // 8].tolist()) if found == value]
+            for place in places[:_PLACES]:
+                if view[place : place + PAGE] != page or place + there.length > len(view):
+                    continue
+                if fingerprint(view[place : place + there.length], self._parent.seed) != there.fingerprint:
+                    continue
+                if there.offset == piece.offset + place:
+                    return None
+                found, _ = PageCutter().cut(view[:place], last=True)
+                return [*found, Cut(place, there.length, zero=False)], len(found), there
         return None
 
     def _leave(self) -> None:
         self._own = make_cutter(self._layout, self._chunk_size)
-        self._misses = 0
+        self.misses = 0
 
     def _meet(self, view: memoryview, found: list[Cut]) -> tuple[list[Cut], int, Piece] | None:
         """Look whether what was cut without the parent lines up with it again."""
-        self._misses += 1
-        if self._layout is not Layout.PAGES or not _is_due(self._misses):
+        self.misses += 1
+        if self._layout is not Layout.PAGES or not _is_due(self.misses):
             return None
         near = self._next.offset if self._next is not None else self._parent.size
         chunks = ((number, cut) for number, cut in enumerate(found) if not cut.zero)
@@ -269,7 +313,8 @@ class ParentCutter:
         start = offset + found[number].offset
         cuts.append(Cut(start, there.length, zero=False, before=there, fingerprint=there.fingerprint))
         self._pieces = self._parent.pieces(there.offset + there.length)
-        self._next = next(self._pieces, None)
+        self._ahead.clear()
+        self._step()
         self._own = None
         self._parent.changes = 0
         self.moved = True

@@ -433,6 +433,32 @@ def test_pages_come_and_go_through_a_chain_of_checkpoints(store, way):
 
 
 @pytest.mark.parametrize("way", ["write", "path"])
+def test_pages_come_and_go_after_all_numbers_have_changed_in_place(store, way):
+    """Chunks end where the contents of an older checkpoint had them end, and are found again all the same."""
+    rng = np.random.default_rng(5)
+    data = floats(12 * MIB, 1)
+    checkpoint = take(store, {"pages-1.img": data})
+    for number in range(2):
+        data = drifted(data, number)
+        checkpoint = take(store, {"pages-1.img": data}, parent=checkpoint)
+        assert checkpoint.statistics.delta_bytes == len(data)
+    truly = added = 0
+    for number in range(6):
+        size = int(rng.integers(1, 100)) * PAGE
+        at = int(rng.integers(0, len(data) // PAGE)) * PAGE
+        if number % 2:
+            data = data[:at] + data[at + size :]
+        else:
+            data = data[:at] + rng.bytes(size) + data[at:]
+            truly += size
+        checkpoint = take(store, {"pages-1.img": data}, parent=checkpoint, way=way)
+        assert restored(checkpoint) == {"pages-1.img": data}
+        assert checkpoint.statistics.unchanged_bytes > 0.8 * len(data)
+        added += checkpoint.statistics.new_bytes
+    assert added < truly + 6 * 0.6 * MIB
+
+
+@pytest.mark.parametrize("way", ["write", "path"])
 @pytest.mark.parametrize("blocks", [2, 4, 8])
 def test_blocks_of_pages_in_another_order_cost_a_chunk_at_every_border(store, way, blocks):
     old = noise(16 * MIB, 1)
