@@ -239,11 +239,28 @@ class Checkpoint:
             with self._naming(name):
                 self._reader.read_run(run, slab.view[: run.length])
             with fs.os_errors(f"writing {name}"):
-                done = 0
-                while done < run.length:
-                    done += os.pwrite(fd, slab.view[done : run.length], run.offset + done)
+                for start, stop in _written_spans(run):
+                    done = start
+                    while done < stop:
+                        done += os.pwrite(fd, slab.view[done:stop], run.offset + done)
         finally:
             self._pool.release(slab)
+
+
+def _written_spans(run: Run) -> Iterator[tuple[int, int]]:
+    """The parts of a run, from its start, that are not zero: zeros stay holes of the file."""
+    start = end = 0
+    for piece in run.pieces:
+        offset = piece.offset - run.offset
+        if piece.id is None:
+            continue
+        if offset != end:
+            if end > start:
+                yield start, end
+            start = offset
+        end = offset + piece.length
+    if end > start:
+        yield start, end
 
 
 class _Export:
