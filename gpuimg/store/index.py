@@ -392,6 +392,19 @@ class Index:
                 if not self._is_whole(txn, chunk_id):
                     txn.put(chunk_id, value, db=self._chunks)
 
+    def settle(self, infos: list[PackInfo]) -> None:
+        """Place chunks anew whose bases are lost where they were entered, once all these packs are added.
+
+        Of two copies of a chunk the one counts whose base is there, wherever that came in the list.
+        """
+        self._write(lambda txn: self._settle(txn, infos))
+
+    def _settle(self, txn: Any, infos: list[PackInfo]) -> None:
+        for info in infos:
+            key = txn.get(info.id, db=self._numbers)
+            if key is not None:
+                self._put_chunks(txn, _NUMBER.unpack(key)[0], info, moves=False)
+
     def remove_packs(self, packs: dict[int, PackEntry], toc_ids: dict[int, list[bytes]]) -> None:
         """Forget packs and those chunks that lie in them (not elsewhere), and renew the epoch."""
 
@@ -439,10 +452,7 @@ class Index:
                 txn.drop(table, delete=False)
             for info in listed:
                 self._put_pack(txn, info)
-            # Of two copies of a chunk the one counts whose base is there, wherever that came in the list.
-            for info in listed:
-                number = _NUMBER.unpack(txn.get(info.id, db=self._numbers))[0]
-                self._put_chunks(txn, number, info, moves=False)
+            self._settle(txn, listed)
             txn.put(b"epoch", os.urandom(16), db=self._meta)
 
         self._write(action)

@@ -44,6 +44,7 @@ def catch_up(folder: StoreFolder, config: Config, index: Index) -> None:
         _forget_lost(
             folder, config, index, {n: entry for n, entry in packs.items() if entry.id in lost}, present
         )
+    added = []
     for pack_id in present:
         if pack_id not in known:
             with contextlib.suppress(DamagedError, NewerFormatError, FileNotFoundError):
@@ -52,6 +53,9 @@ def catch_up(folder: StoreFolder, config: Config, index: Index) -> None:
                 files.sync_folder(folder.pack(pack_id).parent)
                 files.sync_folder(folder.packs)
                 index.add_pack(info)
+                added.append(info)
+    if len(added) > 1:
+        index.settle(added)
 
 
 def _forget_lost(

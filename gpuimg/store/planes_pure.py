@@ -97,7 +97,7 @@ def decode(payload: memoryview, target: memoryview, element_size: int, base: mem
     if transform.needs_base != (base is not None):
         raise DamagedError("a payload of float planes contradicts its object about the base")
     planes = []
-    for mode, length in _ENTRY.iter_unpack(payload[_HEAD.size : position]):
+    for mode, length in _entries(payload[_HEAD.size : position]):
         stored = payload[position : position + length]
         planes.append(_decode_plane(mode, stored, count))
         position += length
@@ -105,6 +105,14 @@ def decode(payload: memoryview, target: memoryview, element_size: int, base: mem
         raise DamagedError("a payload of float planes has the wrong length")
     _merge(planes, transform, target, base)
     target[len(target) - tail :] = payload[position:]
+
+
+def _entries(data: memoryview) -> list[tuple[int, ...]]:
+    """The modes and stored lengths that stand there.
+
+    As a list: CPython 3.11 may crash when it collects an error that holds an iterator over a view.
+    """
+    return list(_ENTRY.iter_unpack(data))
 
 
 def _split(data: memoryview, element_size: int, transform: Transform, base: memoryview | None) -> list[Bytes]:
@@ -223,7 +231,7 @@ def _decode_plane(mode: int, stored: memoryview, length: int) -> Bytes:
     if count > length or not fits:
         raise DamagedError("a plane has more values than places")
     lists = []
-    entries = _ENTRY.iter_unpack(stored[_COUNTS.size : position])
+    entries = _entries(stored[_COUNTS.size : position])
     for (kind, size), list_length in zip(entries, (members, count), strict=True):
         lists.append(_decode_list(kind, stored[position : position + size], list_length))
         position += size

@@ -234,3 +234,32 @@ def test_a_blosc_payload_that_contradicts_its_chunk_is_refused_before_decoding(p
     if head[0] != size or struct.unpack_from("<I", payload, 12)[0] != len(payload):
         with pytest.raises(DamagedError):
             decoded(Coding(Codec.BITSHUFFLE_LZ4, 4), payload, size)
+
+
+COLLECTED = r"""
+import gc, random
+from gpuimg.errors import GpuimgError
+from gpuimg.store.codec import decode, encode
+from tests.fixtures.store_data import floats
+from tests.unit.test_store_codec import CODINGS, DELTAS
+data, base = floats(20_000, 1), memoryview(floats(20_000, 2))
+for coding in CODINGS + DELTAS:
+    against = base if coding.needs_base else None
+    payload = encode(coding, memoryview(data), against)
+    for seed in range(40 if payload else 0):
+        rng = random.Random(seed)
+        broken = memoryview(bytearray(payload))
+        broken[rng.randrange(60)] ^= 1 << rng.randrange(8)
+        try:
+            decode(coding.codec, broken, memoryview(bytearray(len(data))), coding.element_size, against)
+        except GpuimgError as error:
+            error.itself = error
+        del broken
+        gc.collect()
+"""
+
+
+def test_errors_about_damaged_payloads_can_be_collected_with_all_that_they_hold():
+    """In a process of its own, for an interpreter that frees views that are still looked at crashes."""
+    ended = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import struct
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import gpuimg
 from gpuimg.errors import GpuimgError, IndexBrokenError, StoredDataError, UsageError
 from gpuimg.store import index as index_module
+from gpuimg.store import pack
 from gpuimg.store.hashing import NO_ID
 from gpuimg.store.index import Index, Place
 from gpuimg.store.pack import (
@@ -116,6 +118,37 @@ def test_a_chunk_keeps_its_first_place_unless_a_collector_moves_it(index):
     assert {place.pack for place in index.lookup(known)} == {first}
     index.add_pack(pack_of(known[:3], 3), moves=True)
     assert [place.pack == first for place in index.lookup(known)] == [False] * 3 + [True] * 7
+
+
+def test_of_two_copies_the_one_counts_whose_base_is_there_in_whatever_order_they_come(tmp_path):
+    copied, base = ids(2, 1), ids(1, 2)
+    lost = pack_of(copied, 1, base=bytes(range(32)))
+    found = pack_of(copied, 2, base=base[0])
+    bases = pack_of(base, 3)
+    for number, order in enumerate(itertools.permutations([lost, found, bases])):
+        for way in ("rebuilt", "settled"):
+            index = Index(tmp_path / f"{number}-{way}", STORE)
+            if way == "rebuilt":
+                index.rebuild(order)
+            else:
+                for info in order:
+                    index.add_pack(info)
+                index.settle(list(order))
+            place = index.lookup(copied)[1]
+            assert index.pack(place.pack).id == found.id
+            assert place.base == base[0]
+            assert index.contains_whole([*copied, *base]) == [True] * 3
+            index.close()
+
+
+def test_a_chunk_is_whole_only_with_all_that_it_is_coded_against(index):
+    chain = ids(pack.MAX_CHAIN + 2)
+    for number, chunk_id in enumerate(chain[:-1]):
+        index.add_pack(pack_of([ids(1, 50 + number)[0], chunk_id], number, base=chain[number + 1]))
+    assert index.contains(chain) == [True] * (len(chain) - 1) + [False]
+    assert index.contains_whole(chain) == [False] * len(chain), "the last base is not there"
+    index.add_pack(pack_of(chain[-1:], 99))
+    assert index.contains_whole(chain) == [False] + [True] * (len(chain) - 1), "too long a chain"
 
 
 def test_removing_packs_forgets_their_chunks_renews_the_epoch_and_uses_no_number_twice(index):
