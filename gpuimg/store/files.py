@@ -7,9 +7,11 @@ rename happens before the bytes are durable.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpuimg.errors import (
@@ -19,6 +21,8 @@ from gpuimg.errors import (
     PermissionDeniedError,
 )
 
+# <linux/fs.h>
+_SYNC_FILE_RANGE_WRITE = 2
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -66,6 +70,21 @@ def sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def begin_write_back(fd: int, offset: int, length: int) -> None:
+    """Have the kernel begin to write a part of a file to the disk; it says nothing of success, fsync will."""
+    call = _sync_file_range()
+    if call is not None:
+        call(fd, offset, length, _SYNC_FILE_RANGE_WRITE)
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return call
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:

@@ -22,6 +22,8 @@ from gpuimg.store.workers import STALL_SECONDS, Job, Workers, stalled
 
 _FLUSH_BYTES = 2 * 1024 * 1024
 _FLUSH_PARTS = 512
+# The disk should have work while a pack is being filled, and little left to do when it is sealed.
+_WRITE_BACK_BYTES = 8 * 1024 * 1024
 _PADDING = [bytes(n) for n in range(pack.ALIGNMENT)]
 
 
@@ -44,6 +46,8 @@ class PackWriter:
         self.chunk_ids: list[bytes] = []
         self.end = pack.HEADER_SIZE
         self._written = 0
+        # Up to where the kernel has been asked to write to the disk.
+        self._begun = 0
         self._toc: list[bytes] = []
         self._parts: list[bytes | memoryview] = [self.header]
 
@@ -94,6 +98,9 @@ class PackWriter:
         while parts:
             count = os.pwritev(self.fd, parts, self._written)
             self._written += count
+            if self._written - self._begun >= _WRITE_BACK_BYTES:
+                files.begin_write_back(self.fd, self._begun, self._written - self._begun)
+                self._begun = self._written
             while parts and count >= len(parts[0]):
                 count -= len(parts.pop(0))
             if count:
