@@ -56,6 +56,17 @@ def contents(number: int, *, pages: int = 160) -> Files:
     }
 
 
+def following(files: Mapping[str, bytes], seed: int = 0) -> Files:
+    """What becomes of files until the next checkpoint: one word in twenty changes a little."""
+    changed = {}
+    for name, data in files.items():
+        new = bytearray(data)
+        for at in random.Random(f"{seed} {name}").sample(range(len(new) // 4), len(new) // 80):
+            new[4 * at] ^= 1
+        changed[name] = bytes(new)
+    return changed
+
+
 def write_files(directory: Path, files: Mapping[str, bytes]) -> Path:
     directory.mkdir(parents=True)
     for name, data in files.items():
@@ -74,9 +85,11 @@ def one_pack() -> None:
     pack.TARGET_SIZE = 1 << 30
 
 
-def take(store: Store, files: Mapping[str, bytes], *, tag: str | None = None) -> str:
+def take(
+    store: Store, files: Mapping[str, bytes], *, tag: str | None = None, parent: str | None = None
+) -> str:
     """Put files into a store in this process; returns the checkpoint's id."""
-    with store.ingest() as session:
+    with store.ingest(parent=store.checkpoint(parent) if parent else None) as session:
         for name, data in files.items():
             file = session.file(name)
             file.write(data)
@@ -174,9 +187,12 @@ def run_killed_after(seconds: float, job: Job, *arguments: object) -> Outcome:
 Report = Callable[[Any], None]
 
 
-def import_job(report: Report, root: Path, directory: Path, tag: str | None) -> None:
+def import_job(
+    report: Report, root: Path, directory: Path, tag: str | None, parent: str | None = None
+) -> None:
     with gpuimg.open_store(root) as store:
-        report(import_directory(store, directory, tag=tag).id)
+        compared = store.checkpoint(parent) if parent else None
+        report(import_directory(store, directory, tag=tag, parent=compared).id)
 
 
 def gc_job(report: Report, root: Path) -> None:

@@ -274,14 +274,12 @@ def places(store: Store, file: str) -> Iterator[tuple[int, Place]]:
     """Offset in the file and place in the packs of all its chunks."""
     offset = 0
     for ref in store.checkpoint("t").entry(file).segments:
-        segment = store._context.reader.segment(ref)
-        ids = iter(segment.chunk_ids())
-        for length, zero in zip(segment.lengths.tolist(), segment.zero.tolist(), strict=True):
-            if not zero:
-                place = store._context.index.lookup([next(ids)])[0]
+        for entry in store._context.reader.segment(ref).entries():
+            if entry.id is not None:
+                place = store._context.index.lookup([entry.id])[0]
                 assert place is not None
                 yield offset, place
-            offset += length
+            offset += entry.length
 
 
 def flip(path: Path, offset: int) -> None:

@@ -91,13 +91,18 @@ def store(ram: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 @pytest.mark.slow
-def test_a_power_cut_during_an_import_loses_nothing(store: Store, cut_after_each_call: Start) -> None:
+@pytest.mark.parametrize("incremental", [False, True])
+def test_a_power_cut_during_an_import_loses_nothing(
+    store: Store, cut_after_each_call: Start, incremental: bool
+) -> None:
     expected = {lab.take(store, lab.contents(1), tag="t"): lab.contents(1)}
     cuts = cut_after_each_call(store, expected)
-    made = lab.take(store, lab.contents(2), tag="t")
-    expected[made] = lab.contents(2)
+    files = lab.following(lab.contents(1)) if incremental else lab.contents(2)
+    made = lab.take(store, files, tag="t", parent="t" if incremental else None)
+    expected[made] = files
+    assert bool(store.checkpoint("t").statistics.delta_bytes) == incremental
     cuts.event("commit", store.path)
-    assert cuts.count > 30
+    assert cuts.count > 20
     assert_order(cuts.disk.log, f"manifests/{made}")
 
 
@@ -146,15 +151,41 @@ def test_a_power_cut_during_rm_and_gc_loses_nothing(store: Store, cut_after_each
 
 
 @pytest.mark.slow
-def test_a_power_cut_after_a_rescue_loses_nothing(store: Store, cut_after_each_call: Start) -> None:
-    expected: Expected = {}
-    doomed = lab.take(store, lab.contents(1))
+def test_a_power_cut_while_a_parent_is_collected_loses_nothing(
+    store: Store, cut_after_each_call: Start
+) -> None:
+    """Most of it goes; what others are coded against moves to another pack."""
+    first = lab.contents(1)
+    parent = lab.take(store, first)
+    files = {"buffer.bin": lab.following(first)["buffer.bin"]}
+    expected: Expected = {lab.take(store, files, parent=parent): files}
     cuts = cut_after_each_call(store, expected)
-    with store.ingest() as session:
-        put(session, lab.contents(1))
-        store.remove(doomed)
+    store.remove(parent)
+    before = lab.pack_bytes(store.path)
+    assert store.gc().deleted_packs
+    assert lab.pack_bytes(store.path) < before
+    assert cuts.count > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", ["alone", "with its base"])
+def test_a_power_cut_after_a_rescue_loses_nothing(
+    store: Store, cut_after_each_call: Start, shared: str
+) -> None:
+    expected: Expected = {}
+    files = lab.contents(1)
+    doomed = [lab.take(store, files)]
+    if shared == "with its base":
+        files = lab.following(files)
+        doomed.append(lab.take(store, files, parent=doomed[0]))
+    cuts = cut_after_each_call(store, expected)
+    with store.ingest(parent=store.checkpoint(doomed[-1])) as session:
+        put(session, files)
+        for each in doomed:
+            store.remove(each)
         assert store.gc().condemned_packs
-        expected[session.commit(tag="t").id] = lab.contents(1)
+        expected[session.commit(tag="t").id] = files
+    assert not store.checkpoint("t").statistics.new_chunks
     cuts.event("commit", store.path)
 
 
