@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from gpuimg.errors import BadNameError, GpuimgError, IndexBrokenError, StoredDataError, UsageError
+from gpuimg.errors import BadNameError, GpuimgError, IndexBrokenError, UsageError
 from gpuimg.store import files, manifest
 from gpuimg.store.bases import Bases
 from gpuimg.store.catalogue import check_tag
@@ -35,7 +35,7 @@ from gpuimg.store.memory import keep_freed_memory
 from gpuimg.store.model import BufferObject, FileEntry, FileFigures, SegmentRef, Source, Statistics
 from gpuimg.store.names import check_name
 from gpuimg.store.packwriter import PackWriter, Sealer
-from gpuimg.store.parent import Matcher, ParentFile
+from gpuimg.store.parent import UNREADABLE, Matcher, ParentFile
 from gpuimg.store.pool import Pool, Slab
 from gpuimg.store.reader import ChunkReader
 from gpuimg.store.recipe import Entry, encode_segment
@@ -299,7 +299,7 @@ class Session:
         """Store a segment anew if the store's copy cannot be read: a gigabyte of a file may hang on it."""
         try:
             self._reader.chunk(chunk_id)
-        except StoredDataError:
+        except UNREADABLE:
             writer = PackWriter(self._folder, self._config.id, self._lease.id)
             try:
                 writer.add(chunk_id, len(data), RAW, data)

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 
-from gpuimg.errors import NewerFormatError, StoredDataError
+from gpuimg.errors import InputOutputError, NewerFormatError, PermissionDeniedError, StoredDataError
 from gpuimg.store.chunking import PAGE, Cut, Cutter, PageCutter, is_zero, make_cutter
 from gpuimg.store.hashing import ID_SIZE, fingerprint, identify
 from gpuimg.store.index import Index
@@ -20,6 +20,8 @@ from gpuimg.store.pool import SLAB_SIZE
 from gpuimg.store.reader import ChunkReader, file_runs
 from gpuimg.store.recipe import Segment
 
+UNREADABLE = (StoredDataError, NewerFormatError, InputOutputError, PermissionDeniedError)
+"""Errors of reading what is in the store that are no reason to fail a new checkpoint."""
 # Hexadecimal ones are ids of GPUs.
 _NUMBERS = re.compile(r"(?<=-)[0-9a-f]+(?=\.)|[0-9]+")
 # How much is to be seen behind a change before it is asked whether contents moved: the longest chunk.
@@ -65,7 +67,7 @@ class ParentFile:
         try:
             for run in file_runs(self._reader, self.entry, start):
                 yield replace(run, pieces=self._marked(run.pieces))
-        except (StoredDataError, NewerFormatError):
+        except UNREADABLE:
             return
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
@@ -121,7 +123,7 @@ class ParentFile:
                     del self._segments[next(iter(self._segments))]
                 try:
                     self._segments[number] = self._reader.segment(self.entry.segments[number])
-                except (StoredDataError, NewerFormatError):
+                except UNREADABLE:
                     self._segments[number] = None
             return self._segments[number]
 
@@ -131,7 +133,7 @@ class ParentFile:
             return b""
         try:
             return self._reader.chunk(piece.id)[:PAGE]
-        except (StoredDataError, NewerFormatError):
+        except UNREADABLE:
             return b""
 
     def are_elsewhere(self, chunk_ids: set[bytes]) -> bool:

@@ -3,13 +3,15 @@ changed, a chunk or two where pages came or went; and it is restorable whatever 
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpuimg
-from gpuimg.errors import InputOutputError
+from gpuimg.errors import IndexBrokenError, InputOutputError
 from gpuimg.store import incoming, recipe
 from gpuimg.store import ingest as ingest_module
 from gpuimg.store import pack as pack_module
@@ -368,20 +370,40 @@ def test_a_file_that_becomes_shorter_while_it_is_read_fails_the_checkpoint_and_n
     assert take(store, {name: data}, parent=first).statistics.new_chunks == 0
 
 
-def test_a_parent_that_cannot_be_read_for_want_of_a_disk_fails_the_checkpoint(store, tmp_path, monkeypatch):
-    """What is lost is no reason to fail; what may come back is."""
+@pytest.mark.parametrize("way", ["write", "path"])
+def test_a_parent_on_bad_sectors_is_no_obstacle(store, monkeypatch, way):
+    """Neither its recipe nor its chunks can be read, and the process that is dumped may not live for long."""
+    data = {name: floats(3 * MIB, 1) for name in NAMES}
+    first = take(store, data)
+    packs = set((store.path / "packs").rglob("*.pack"))
+    real = os.preadv
+
+    def preadv(fd, *arguments):
+        if Path(f"/proc/self/fd/{fd}").readlink() in packs:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, *arguments)
+
+    for files in (data, {name: drifted(old, 2) for name, old in data.items()}):
+        monkeypatch.setattr(os, "preadv", preadv)
+        second = take(store, files, parent=first, way=way)
+        monkeypatch.undo()
+        assert restored(second) == files
+        assert not second.statistics.delta_bytes
+
+
+def test_an_index_that_breaks_while_the_parent_is_read_fails_the_checkpoint(store, tmp_path, monkeypatch):
     data = floats(8 * MIB, 1)
     first = take(store, {"bo": data})
     (tmp_path / "bo").write_bytes(data)
     before = descriptors()
 
     def segment(*_):
-        raise InputOutputError("reading a pack failed: Input/output error", remedy="check the disk")
+        raise IndexBrokenError("the index cannot be used", remedy="run `gpuimg repair`")
 
     monkeypatch.setattr(ChunkReader, "segment", segment)
     session = store.ingest(parent=first)
     session.add_path("bo", tmp_path / "bo")
-    with pytest.raises(InputOutputError):
+    with pytest.raises(IndexBrokenError):
         session.commit()
     assert descriptors() == before
 
