@@ -64,8 +64,9 @@ def test_a_process_comes_back_with_its_pid_and_memory(
         assert listed[name] == shown[name]
     sizes = sum(entry["size"] for entry in gpuimg.json("show", "first", "--files")["entries"])
     assert listed["raw_bytes"] == sizes > 24 << 20
-    parts = ("coded_bytes", "raw_stored_bytes", "zero_bytes", "inline_bytes", "deduplicated_bytes")
-    assert sum(listed[part] for part in parts) == listed["raw_bytes"]
+    parts = ("zero", "inline", "unchanged", "deduplicated", "delta", "coded", "raw_stored")
+    assert sum(shown[f"{part}_bytes"] for part in parts) == listed["raw_bytes"]
+    assert shown["unchanged_bytes"] == shown["delta_bytes"] == 0, "it has no parent"
 
     stats = gpuimg.json("stats")
     assert stats["raw_bytes"] == listed["raw_bytes"]
