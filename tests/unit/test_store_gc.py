@@ -17,6 +17,7 @@ from gpuimg.errors import BusyError, DamagedError, GpuimgError
 from gpuimg.store import gc as gc_module
 from gpuimg.store.lease import exclusive_lock, live_leases
 from gpuimg.store.packset import trashed
+from tests.fixtures.make_broken import one_core
 from tests.fixtures.mini_reader import MiniStore
 from tests.fixtures.store_data import KIB, MIB, floats, noise
 
@@ -384,7 +385,8 @@ def dead_difference(store):
     before, kept = floats(4 * CHUNK, 1, "bfloat16"), {"keep": noise(16 * CHUNK, 2)}
     after = trained(before, 3)
     put(store, {"weights": before}, tag="base")
-    with store.ingest(parent=store.checkpoint("base")) as session:
+    # One worker, one pack.
+    with one_core(), store.ingest(parent=store.checkpoint("base")) as session:
         write(session, {"weights": after, **kept})
         assert session.commit(tag="child").statistics.delta_bytes == len(after)
     put(store, kept, tag="kept")
