@@ -47,12 +47,12 @@ def repair(folder: StoreFolder, config: Config, index: Index) -> RepairReport:
         findings = _Findings()
         try:
             infos = _repair_packs(context, findings)
-            index.rebuild(infos)
+            _rebuild_index(index, infos)
         except IndexBrokenError:
             # Damage that shows only when it is touched.
             index.remake()
             infos = _repair_packs(context, findings)
-            index.rebuild(infos)
+            _rebuild_index(index, infos)
         _set_manifests_aside(folder, catalogue, findings)
         report = verify(context, quick=True)
     packs.close()
@@ -81,7 +81,7 @@ def _repair_packs(context: Context, findings: _Findings) -> list[PackInfo]:
         except DamagedError:
             damaged.append(path)
     # What chunks are coded against must be found, whatever state the index was in.
-    context.index.rebuild(whole)
+    _rebuild_index(context.index, whole)
     infos = []
     lease = Lease(folder)
     try:
@@ -95,6 +95,14 @@ def _repair_packs(context: Context, findings: _Findings) -> list[PackInfo]:
     finally:
         lease.release()
     return infos
+
+
+def _rebuild_index(index: Index, infos: list[PackInfo]) -> None:
+    """Fill the index from the packs; in new files if it does not find all of it again in these."""
+    index.rebuild(infos)
+    if not all(all(index.contains(info.toc.ids())) for info in infos):
+        index.remake()
+        index.rebuild(infos)
 
 
 def _rebuild(
