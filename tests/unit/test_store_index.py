@@ -321,25 +321,6 @@ def put_series(store) -> dict[str, bytes]:
     return made
 
 
-def opened_elsewhere(path, data: bytes) -> bool:
-    """Whether a process of its own that opens and reads the store gets the data, an error, or no further.
-
-    LMDB trusts the pages of its file: noise in them may end whoever reads it by a signal.
-    """
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            with gpuimg.open_store(path) as store:
-                status = int(store.checkpoint("t").read("f") != data)
-        except (IndexBrokenError, StoredDataError):
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    return status == 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGBUS, signal.SIGSEGV))
-
-
 def survives(action) -> bool:
     """Whether a child lives through what must succeed, or LMDB has it end on a file that it maps."""
     child = os.fork()
